@@ -14,7 +14,7 @@ from looseleaf.config import EngineConfig, IndexConfig
 from looseleaf.index import IvfIndex, KeyVectors, attend_estimated, search
 from looseleaf.llm.load import load_model, reference_model
 from looseleaf.types import AttnState
-from looseleaf_lab.bench.index_layers import Capture, made_layer
+from looseleaf_lab.bench.index_layers import Capture, synthetic_layer
 from looseleaf_lab.evals.world import make_roll_call
 
 NUM_QUERIES, SINK, LOCAL, TOKENS = 100, 4, 16, 4096
@@ -34,7 +34,7 @@ class WithValues(Capture):
 def synthetic_layers() -> Iterator[Part]:
     """Name, keys, values, queries and scale of synthetic layers."""
     for kind in ("clustered", "unclustered"):
-        layer = made_layer(kind, 65_536, NUM_QUERIES)
+        layer = synthetic_layer(kind, 65_536, NUM_QUERIES)
         generator = torch.Generator().manual_seed(1)
         mix = torch.randn(128, 128, generator=generator) / 128**0.5
         values = layer.keys @ mix

@@ -277,11 +277,7 @@ def test_a_conversation_needs_messages_of_one_shape(llm: LLM) -> None:
         ({"select": "quest", "revise": 99}, "1 to 9, not 99"),
         ({"select": "quest", "revise": True}, "window must be a whole number"),
         ({"salt": None}, "salt must be a string"),
-<<<<<<< HEAD
         ({"deadline": "1"}, "deadline must be a positive number of seconds"),
-=======
-        ({"deadline": "1"}, "deadline must be a positive number"),
->>>>>>> 173244b (x)
         ({"sampling_params": {"temperature": 0}}, r"a dict: write SamplingParams\(temperature=0\)"),
         ({"sampling_params": {}}, "not a dict"),
         ({"sampling_params": 5}, r"not int: write them as in SamplingParams\("),

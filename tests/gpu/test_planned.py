@@ -16,7 +16,7 @@ from looseleaf_lab.bench.attention import AttentionConfig, Bench
 from looseleaf_lab.bench.attention_cases import (
     AttentionShape,
     Case,
-    behind_documents,
+    after_documents,
     causal,
     private,
     ragged,
@@ -83,8 +83,8 @@ def test_ragged_and_private_rows_and_prompts_are_within_the_budget(
         ragged(shape, 40, 300, seed=1),
         private(shape, 7, 777),
         causal(shape, 500),
-        behind_documents(shape, 70, 3, 333),
-        behind_documents(shape, 900, 3, 333),
+        after_documents(shape, 70, 3, 333),
+        after_documents(shape, 900, 3, 333),
     ):
         assert_right(case, shape)
 
@@ -93,7 +93,7 @@ def test_ragged_and_private_rows_and_prompts_are_within_the_budget(
 def test_pages_may_have_any_size(page_size: int) -> None:
     shape = attention_shape("gqa-4", 128, page_size)
     assert_right(ragged(shape, 33, 500, seed=2), shape)
-    assert_right(behind_documents(shape, 600, 2, 300), shape)
+    assert_right(after_documents(shape, 600, 2, 300), shape)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -162,7 +162,7 @@ def test_planned_tiles_read_nothing_that_no_row_sees(block_m: int, per_head: boo
 def test_a_list_at_fixed_addresses_is_read_as_it_is(new: int) -> None:
     """Parts of tiles and whole ones, in room for more; rows of padding get the empty state."""
     shape = attention_shape("gqa-4", 128)
-    case = behind_documents(shape, new, 3, 1300)
+    case = after_documents(shape, new, 3, 1300)
     bench = bench_of(case, shape)
     q = bench.query(case)
     spans = bench.planner.host_spans(case.chunks)

@@ -9,9 +9,9 @@ from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf_lab.bench.attention import AttentionConfig, Bench, cases, measure, ratios
 from looseleaf_lab.bench.attention_cases import (
     AttentionShape,
-    behind_documents,
+    after_documents,
     causal,
-    several,
+    document_subsets,
     shared,
 )
 from looseleaf_lab.errors import BenchmarkRefused
@@ -34,9 +34,9 @@ def test_work_that_is_counted_is_what_rows_see_and_pages_hold():
     assert relay.pairs() == 4 * 65
     assert relay.distinct_keys(16) == 64 + 4 * 16
     assert {row.settled[0].offset for row in relay.rows} == {0, 3, 6, 9}
-    question = behind_documents(shape, 5, 2, 32)
+    question = after_documents(shape, 5, 2, 32)
     assert question.pairs() == 5 * 64 + 15
-    few = several(shape, 7, 3, 5, 40, tail=20)
+    few = document_subsets(shape, 7, 3, 5, 40, tail=20)
     assert few.pairs() == 7 * (3 * 40 + 20)
     assert few.distinct_keys(16) == 5 * 48 + 7 * 32
     assert {tuple(span.offset for span in row.settled) for row in few.rows} == {(0, 40, 80)}
@@ -44,7 +44,7 @@ def test_work_that_is_counted_is_what_rows_see_and_pages_hold():
 
 
 def test_a_question_behind_long_documents_is_read_as_the_engine_reads_it():
-    question = behind_documents(SMALL.shape, 8, 3, 4096)
+    question = after_documents(SMALL.shape, 8, 3, 4096)
     bench = Bench(SMALL, question.num_pages, question.longest)
     assert bench.planner.by_work_list(question.chunks)
     listed = bench.plan(question)

@@ -64,8 +64,8 @@ def test_documents_of_different_lengths_stand_at_more_positions() -> None:
 
 def test_a_prefix_ends_where_its_first_page_is_missing() -> None:
     config = replace(WORLD, per_request=2, skipped=0)
-    one, two, other = (hits.Placed(n, 128, 0) for n in range(3))
-    moved = hits.Placed(1, 128, 128)
+    one, two, other = (hits.PlacedDocument(n, 128, 0) for n in range(3))
+    moved = hits.PlacedDocument(1, 128, 128)
     served = [[one, moved], [one, moved], [other, moved], [two, replace_offset(one)]]
     assert hits.hit_ratio(config, "prefix", 1000, served) == pytest.approx(256 / (4 * 256))
     assert hits.hit_ratio(config, "once", 1000, served) == pytest.approx((256 + 128 + 256) / 1024)
@@ -74,13 +74,17 @@ def test_a_prefix_ends_where_its_first_page_is_missing() -> None:
 
 def test_a_chain_loses_its_end_before_its_beginning() -> None:
     config = replace(WORLD, per_request=1, skipped=0)
-    long, *short = hits.Placed(0, 128, 0), hits.Placed(1, 64, 0), hits.Placed(2, 64, 0)
-    served = [[long], [short[0]], [short[1]], [hits.Placed(0, 64, 0)]]
+    long, *short = (
+        hits.PlacedDocument(0, 128, 0),
+        hits.PlacedDocument(1, 64, 0),
+        hits.PlacedDocument(2, 64, 0),
+    )
+    served = [[long], [short[0]], [short[1]], [hits.PlacedDocument(0, 64, 0)]]
     assert hits.hit_ratio(config, "prefix", 3, served) == pytest.approx(64 / 320)
 
 
-def replace_offset(placed: hits.Placed) -> hits.Placed:
-    return hits.Placed(placed.number, placed.length, 128)
+def replace_offset(placed: hits.PlacedDocument) -> hits.PlacedDocument:
+    return hits.PlacedDocument(placed.number, placed.length, 128)
 
 
 def test_a_request_larger_than_the_pool_is_served_without_being_stored() -> None:
@@ -146,7 +150,7 @@ def relay_service() -> relay.Service:
 def test_arms_of_relay_share_what_they_say() -> None:
     service = relay_service()
     for alike, expected in ((True, 48), (False, 0)):
-        prompts = relay.make_prompts(48, 8, 3, alike=alike, vocabulary=512)
+        prompts = relay.make_prompts(48, 8, 3, shared_prefix=alike, vocabulary=512)
         service.engine.store.evict_idle()
         cached = []
         for prompt in prompts:
@@ -168,7 +172,7 @@ def test_rates_rise_to_that_of_requests_that_come_at_once() -> None:
 def test_nobody_waits_for_an_empty_engine_and_all_others_do() -> None:
     service = relay_service()
     now = iter(range(10**6))
-    prompts = relay.make_prompts(48, 8, 3, alike=True, vocabulary=512)
+    prompts = relay.make_prompts(48, 8, 3, shared_prefix=True, vocabulary=512)
 
     def asked(number: int) -> relay.RequestProgress:
         return service.add(prompts[number], 4)
@@ -199,17 +203,17 @@ def test_lazy_measures_three_caches_and_where_the_time_goes() -> None:
 
 
 def test_a_copy_serves_its_own_place_only() -> None:
-    desk = lazy.Desk(TINY, 32, 12)
+    desk = lazy.Service(TINY, 32, 12)
 
     def computed(prompt: lazy.PromptParts) -> list[str]:
-        progress = desk.ask(prompt, 1)
+        progress = desk.add(prompt, 1)
         desk.finish()
         return [document.source for document in progress.output().reuse.documents]
 
-    assert computed(desk.copies([1, 2, 3])) == ["computed"] * 3
-    assert computed(desk.copies([1, 3, 2])) == ["cached", "computed", "computed"]
-    assert computed(desk.once([1, 2, 3])) == ["computed"] * 3
-    assert computed(desk.once([3, 1, 2])) == ["cached"] * 3
+    assert computed(desk.copy_per_position([1, 2, 3])) == ["computed"] * 3
+    assert computed(desk.copy_per_position([1, 3, 2])) == ["cached", "computed", "computed"]
+    assert computed(desk.stored_once([1, 2, 3])) == ["computed"] * 3
+    assert computed(desk.stored_once([3, 1, 2])) == ["cached"] * 3
 
 
 TINY_RATE = rate.RateConfig(
@@ -234,9 +238,9 @@ def test_rate_measures_every_arm_alone_and_at_rates() -> None:
 
 def test_a_rate_is_held_for_as_long_as_is_asked() -> None:
     config = replace(TINY_RATE, hold=1.5)
-    assert [config.arriving(each) for each in (1.0, 2.0, 8.0)] == [3, 3, 12]
+    assert [config.num_arrivals(each) for each in (1.0, 2.0, 8.0)] == [3, 3, 12]
     slow = replace(config, longest=4.0)
-    assert [slow.arriving(8.0, alone) for alone in (0.1, 0.25, 9.0)] == [12, 20, 32]
+    assert [slow.num_arrivals(8.0, alone) for alone in (0.1, 0.25, 9.0)] == [12, 20, 32]
 
 
 def test_rate_measures_other_numbers_and_lengths_of_documents_and_several_at_once() -> None:
@@ -255,10 +259,10 @@ def test_arms_of_rate_find_in_the_cache_what_they_say() -> None:
     cached = {}
     for name, arm in rate.arms_of(service).items():
         rate.fill(service, arm, [2, 0])
-        for _ in range(5 if arm.stays else 0):
-            service.add(arm.make([2, 0]), 1, arm.fuse)
+        for _ in range(5 if arm.keeps_cache else 0):
+            service.add(arm.make_prompt([2, 0]), 1, arm.fuse)
             service.finish()
-        progress = service.add(arm.make([2, 0]), 1, arm.fuse)
+        progress = service.add(arm.make_prompt([2, 0]), 1, arm.fuse)
         service.finish()
         reuse = progress.output().reuse
         cached[name] = reuse.text_tokens_cached + sum(

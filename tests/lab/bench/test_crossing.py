@@ -49,9 +49,9 @@ def test_a_search_that_was_misled_is_put_right_by_the_means(limit: float, seed: 
     rate = found(crossing, 12)
     low, high = crossing.low, crossing.high
     means = {
-        n: sum(crossing.taken[n]) / len(crossing.taken[n])
+        n: sum(crossing.latencies[n]) / len(crossing.latencies[n])
         for n in (low, high)
-        if n in crossing.taken
+        if n in crossing.latencies
     }
     assert low < 0 or means[low] <= limit
     assert high == len(RATES) or means[high] > limit

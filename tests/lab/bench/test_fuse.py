@@ -45,7 +45,7 @@ def test_documents_come_from_where_the_row_says(config, place):
     for _ in range(2):
         documents, question = bench.prompt()
         bench.prepare(place, documents)
-        asked = bench.ask((*documents, question), config.policies()[Arm("random", 0.15)])
+        asked = bench.answer((*documents, question), config.policies()[Arm("random", 0.15)])
         assert 0 < asked.launch < asked.seconds
         assert asked.output is not None
         came = {d.tier if d.source == "loaded" else "device" for d in asked.output.reuse.documents}

@@ -6,7 +6,7 @@ import torch
 from looseleaf.config import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index import Heads
-from looseleaf_lab.bench.hosted_layers import MadeKeys, build_layer, fill, host_layers
+from looseleaf_lab.bench.hosted_layers import SyntheticKeys, build_layer, fill, host_layers
 
 CPU = torch.device("cpu")
 HEADS = Heads(2, 8, 2)
@@ -14,19 +14,19 @@ TOKENS = 1500
 
 
 @pytest.fixture(scope="module")
-def made() -> MadeKeys:
-    return MadeKeys.create("clustered", TOKENS, HEADS, 2, 24, torch.float32)
+def made() -> SyntheticKeys:
+    return SyntheticKeys.create("clustered", TOKENS, HEADS, 2, 24, torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "graph"])
 @pytest.mark.parametrize("keys", ["stored", "int8"])
 def test_every_kind_searches_as_long_as_the_recall_takes(
-    made: MadeKeys, kind: str, keys: str
+    made: SyntheticKeys, kind: str, keys: str
 ) -> None:
     config = IndexConfig(kind, keys=keys, degree=8)  # type: ignore[arg-type]
     exact = made.exact(config, 20, CPU)
     built = build_layer(
-        made, HEADS, config, exact=exact, wanted=0.9, device=CPU, workers=2, threads=1
+        made, HEADS, config, exact=exact, target_recall=0.9, device=CPU, workers=2, threads=1
     )
     assert 0.9 <= built.recall <= (1.0 if kind == "flat" else 0.99)
     assert (built.scanned == 1.0) == (kind == "flat")
@@ -45,10 +45,11 @@ def test_every_kind_searches_as_long_as_the_recall_takes(
         assert len({unit.links.data_ptr() for unit in units.values()}) == 4  # type: ignore[attr-defined]
 
 
-def test_fewer_tokens_are_the_first_ones(made: MadeKeys) -> None:
+def test_fewer_tokens_are_the_first_ones(made: SyntheticKeys) -> None:
     few = made.first(300)
     assert (
-        torch.equal(few.keys, made.keys[:, :300]) and len(few.learnt[0]) == len(made.learnt[0]) // 5
+        torch.equal(few.keys, made.keys[:, :300])
+        and len(few.build_queries[0]) == len(made.build_queries[0]) // 5
     )
 
 

@@ -8,14 +8,14 @@ import torch
 from looseleaf.config import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.bench.index import measure
-from looseleaf_lab.bench.index_layers import Layer, made_layer, reference_layers
+from looseleaf_lab.bench.index_layers import Layer, reference_layers, synthetic_layer
 from looseleaf_lab.bench.index_plot import draw
 from looseleaf_lab.evals.world import make_example
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, object]]:
-    layer = made_layer("clustered", 3000, 40)
+    layer = synthetic_layer("clustered", 3000, 40)
     return [dict(row) for row in measure(iter([layer]), IndexConfig())]
 
 
@@ -39,9 +39,9 @@ def test_the_published_projection_finds_nothing_and_ours_does(
 
 
 @pytest.mark.parametrize("kind", ["clustered", "unclustered"])
-def test_queries_of_made_layers_are_far_from_the_keys(kind: str) -> None:
-    assert made_layer(kind, 4000, 200).mismatch > 2
-    near = made_layer(kind, 4000, 200)
+def test_queries_of_synthetic_layers_are_far_from_the_keys(kind: str) -> None:
+    assert synthetic_layer(kind, 4000, 200).mismatch > 2
+    near = synthetic_layer(kind, 4000, 200)
     same = Layer("same", near.keys, near.queries, near.keys[:200])
     assert 0.9 < same.mismatch < 1.1
 
@@ -52,14 +52,14 @@ def test_layers_of_the_reference_model_are_its_own() -> None:
     assert [layer.name for layer in layers] == ["reference, layer 0", "reference, layer 7"]
     assert layers[0].keys.shape == (120, 64) and layers[0].queries.shape == (550, 64)
     assert not torch.equal(layers[0].keys, layers[1].keys)
-    with pytest.raises(InvalidOption, match="more than"):
+    with pytest.raises(InvalidOption, match="exceed"):
         next(reference_layers(texts, 30_000, (0,), 5))
-    with pytest.raises(InvalidOption, match="give more"):
+    with pytest.raises(InvalidOption, match="add texts"):
         next(reference_layers(texts[:1], 4000, (0,), 5))
     with pytest.raises(InvalidOption, match="unknown index 'tree'"):
         next(measure(iter([]), IndexConfig(), ["tree"]))
     with pytest.raises(InvalidOption, match="unknown layer"):
-        made_layer("round", 100, 5)
+        synthetic_layer("round", 100, 5)
 
 
 def test_the_plot_shows_what_was_measured(rows: list[dict[str, object]], tmp_path: Path) -> None:

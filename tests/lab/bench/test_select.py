@@ -38,7 +38,7 @@ def test_rows_say_what_dense_decoding_and_a_policy_read() -> None:
 
 
 def test_a_policy_that_keeps_nothing_of_pages_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="give quest or representatives"):
+    with pytest.raises(InvalidOption, match="use quest or representatives"):
         SelectBench("tiny", Select("window"), (64,), (1,), (1,), 2, 1, torch.device("cpu"))
 
 

@@ -54,13 +54,13 @@ def test_the_controller_of_all_tiers_has_seen_as_many_loads_as_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Counter[tuple[str, str]]()
-    ask = tiers._ask
+    ask = tiers._answer
 
     def counted(place: Any, arm: Any, prompt: Any) -> Any:
         asked[place.name, arm.label] += 1
         return ask(place, arm, prompt)
 
-    monkeypatch.setattr(tiers, "_ask", counted)
+    monkeypatch.setattr(tiers, "_answer", counted)
     make = of_checkpoint(make_checkpoint(tmp_path / "model"), "cpu", 640)
     config = TierBench(make, "tiny", ratios=(0.15, 0.4, 1.0), repetitions=1)
     rows = list(measure(config, ["a b c d " * 6, "e f g h " * 5], "what?", tmp_path))

@@ -34,7 +34,7 @@ def test_every_whole_number_but_a_seed_counts_something() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("reuse", "--documents", 3, "--per-request", 5), "--per-request is more than"),
+        (("reuse", "--documents", 3, "--per-request", 5), "--per-request must be at most"),
         (("tiers", "--folder", "/no/such/folder"), "does not exist"),
         (("index", "--keys", 10), "not in the range x>=1024"),
     ],

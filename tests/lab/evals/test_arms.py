@@ -132,7 +132,7 @@ def test_a_server_that_refuses_fails_or_is_not_there_is_named(server: Any) -> No
     server.reply = lambda body: (200, {"choices": []})
     with pytest.raises(EndpointFailed, match="another shape"):
         EndpointArm(url, "m").answer(_items()[:1])
-    with pytest.raises(EndpointFailed, match="is the server up"):
+    with pytest.raises(EndpointFailed, match="check that the server runs"):
         EndpointArm("http://127.0.0.1:1/v1", "m").answer(_items()[:1])
     with pytest.raises(InvalidOption, match="begins with http"):
         EndpointArm("localhost:8000", "m")

@@ -11,7 +11,7 @@ from looseleaf import LLM, Document, Fuse
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.llm.load import reference_model
 from looseleaf_lab.cli.evals.calibrate import calibrate
-from looseleaf_lab.evals.calibration import TRIED_RATIO, Calibrated, Calibration, propose
+from looseleaf_lab.evals.calibration import TRIED_RATIO, Calibration, CalibrationRow, propose
 
 TEXTS = (
     "The seal of Orlen Gate is anchor. The archive is in the north wing.",
@@ -83,8 +83,8 @@ def test_documents_that_depend_on_each_other_are_told_from_those_that_do_not(
     assert chosen is not None and chosen[0].selector == "none"
 
 
-def row(selector: str, agreement: float, cost: float, kl: float = 0.1) -> Calibrated:
-    return Calibrated("m", selector, 0.1, "", "", "", 50, agreement, kl, 0.1, 0.5, cost, cost)
+def row(selector: str, agreement: float, cost: float, kl: float = 0.1) -> CalibrationRow:
+    return CalibrationRow("m", selector, 0.1, "", "", "", 50, agreement, kl, 0.1, 0.5, cost, cost)
 
 
 def test_the_cheapest_within_the_tolerance_is_proposed() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from looseleaf.errors import InvalidRequest
 from looseleaf_lab.errors import EvaluationFailed
-from looseleaf_lab.evals.crew import Crew, Lot
+from looseleaf_lab.evals.crew import Job, WorkerPool
 from looseleaf_lab.evals.run import AnswerFile, Runner, Source
 from looseleaf_lab.evals.task import Answer, Item
 from tests.lab.evals.conftest import Knower, Sums
@@ -43,8 +43,8 @@ def test_several_processes_answer_as_one_does_and_every_item_once(tmp_path: Path
     arms = made(Teller)
     runner = Runner(SOURCE, AnswerFile(path), batch=2)
     heard: list[int] = []
-    with Crew(2, partial(made, Teller)) as crew:
-        runner.run_ahead((Sums(), arms), SEEDS, crew, heard.append)
+    with WorkerPool(2, partial(made, Teller)) as pool:
+        runner.run_ahead(Sums(), arms, SEEDS, pool, heard.append)
     assert heard[-1] == len(SEEDS) * len(arms) == len(path.read_text().splitlines())
     scored = [runner.run(Sums(), arm, SEEDS) for arm in arms]
     assert [len(arm.asked) for arm in arms] == [0, 0]
@@ -53,20 +53,20 @@ def test_several_processes_answer_as_one_does_and_every_item_once(tmp_path: Path
     assert len(processes) == 2 and os.getpid() not in processes
 
 
-def test_what_was_answered_before_is_not_asked_of_a_crew() -> None:
+def test_what_was_answered_before_is_not_asked_of_a_pool() -> None:
     runner = Runner(SOURCE, AnswerFile(), batch=2)
     arms = made(Knower)
     runner.run(Sums(), arms[0], range(3))
     runner.run(Sums(), arms[1], SEEDS)
-    lots: list[Lot] = []
+    jobs: list[Job] = []
 
-    class Listener(Crew):
-        def answer(self, lots_given):  # type: ignore[no-untyped-def]
-            lots.extend(lots_given)
+    class Listener(WorkerPool):
+        def answer(self, jobs_given):  # type: ignore[no-untyped-def]
+            jobs.extend(jobs_given)
             return iter(())
 
-    runner.run_ahead((Sums(), arms), SEEDS, Listener(2, partial(made, Knower)))
-    assert [(lot.batch, lot.arm, [i.key for i in lot.items]) for lot in lots] == [
+    runner.run_ahead(Sums(), arms, SEEDS, Listener(2, partial(made, Knower)))
+    assert [(job.batch, job.arm, [i.key for i in job.items]) for job in jobs] == [
         (2, 0, ["3"]), (4, 0, ["4", "5"]), (6, 0, ["6"]),
     ]  # fmt: skip
 
@@ -82,14 +82,14 @@ def test_a_process_that_fails_ends_the_run_with_a_reason(
     kind: type[Knower], error: type[Exception], says: str
 ) -> None:
     (item,) = Sums().items(range(1))
-    lot = Lot(0, 0, (item,))
-    with pytest.raises(error, match=says), Crew(1, partial(made, kind)) as crew:
-        list(crew.answer([lot]))
+    job = Job(0, 0, (item,))
+    with pytest.raises(error, match=says), WorkerPool(1, partial(made, kind)) as pool:
+        list(pool.answer([job]))
 
 
 def test_who_is_done_goes_on_with_the_items_whose_prompts_it_has() -> None:
     items = tuple(Item(str(n), (), "?", (str(n),)) for n in range(2))
-    lots = [Lot(n, arm, (items[n],)) for arm in (0, 1) for n in range(2)]
-    with Crew(1, partial(made, Teller)) as crew:
-        order = [(lot.batch, lot.arm) for lot, _ in crew.answer(lots)]
+    jobs = [Job(n, arm, (items[n],)) for arm in (0, 1) for n in range(2)]
+    with WorkerPool(1, partial(made, Teller)) as pool:
+        order = [(job.batch, job.arm) for job, _ in pool.answer(jobs)]
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1)]

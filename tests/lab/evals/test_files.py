@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from looseleaf.errors import InvalidOption
-from looseleaf_lab.cli.evals.evaluate_more import _CARD_TASKS, _LONG_TASKS, _sized
+from looseleaf_lab.cli.evals.evaluate_more import _CARD_TASKS, _LONG_TASKS, _make_tasks
 from looseleaf_lab.evals import scores
 from looseleaf_lab.evals.card import compare, read_card
 from looseleaf_lab.evals.figures import Figure
-from looseleaf_lab.evals.files import Reading, read_task, split
+from looseleaf_lab.evals.files import FileOptions, read_task, split
 from looseleaf_lab.evals.joined import Joined
 from tests.lab.evals.conftest import Sums
 
@@ -35,7 +35,7 @@ def _file(folder: Path, name: str, entries: object, lines: bool = False) -> Path
 
 
 def test_a_cacheblend_file_has_a_document_for_each_context(tmp_path: Path) -> None:
-    task = read_task(_file(tmp_path, "musique.json", BLEND), Reading())
+    task = read_task(_file(tmp_path, "musique.json", BLEND), FileOptions())
     (item,) = task.items(range(10))
     assert (task.name, task.setting) == ("file musique", "2 documents")
     assert item.documents == ("Mill\n\nDana Veel built it.", "Rain.")
@@ -47,7 +47,7 @@ def test_a_cacheblend_file_has_a_document_for_each_context(tmp_path: Path) -> No
 
 def test_a_longbench_file_is_cut_at_passages_or_paragraphs(tmp_path: Path) -> None:
     path = _file(tmp_path, "qmsum.jsonl", LONG, lines=True)
-    task = read_task(path, Reading(("rouge-l",), page_words=4))
+    task = read_task(path, FileOptions(("rouge-l",), page_words=4))
     first, second = task.items(range(2))
     assert first.documents == ("Passage 1:\nA b.", "Passage 2:\nC d.")
     assert second.documents == ("one two\nthree four", "five")
@@ -62,7 +62,9 @@ def test_lines_of_a_file_end_at_line_feeds_only(tmp_path: Path) -> None:
     lines = [json.dumps({**one, "context": text}, ensure_ascii=False) for one in LONG]
     path = tmp_path / "separators.jsonl"
     path.write_text("\r\n".join(lines) + "\n", encoding="utf-8")
-    assert [item.documents for item in read_task(path, Reading()).items(range(2))] == [(text,)] * 2
+    assert [item.documents for item in read_task(path, FileOptions()).items(range(2))] == [
+        (text,)
+    ] * 2
 
 
 def test_nothing_of_a_context_is_lost_by_cutting_it() -> None:
@@ -87,7 +89,7 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path, content: str, reason
     path = tmp_path / "x.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidOption, match=reason):
-        read_task(path, Reading())
+        read_task(path, FileOptions())
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_what_nothing_could_answer_rightly_is_refused_and_not_counted_as_wrong(
     tmp_path: Path, entry: object, reason: str
 ) -> None:
     with pytest.raises(InvalidOption, match=reason):
-        read_task(_file(tmp_path, "x.json", [entry]), Reading())
+        read_task(_file(tmp_path, "x.json", [entry]), FileOptions())
 
 
 def test_answers_may_be_numbers_or_lists_of_other_wordings(tmp_path: Path) -> None:
@@ -119,21 +121,23 @@ def test_answers_may_be_numbers_or_lists_of_other_wordings(tmp_path: Path) -> No
         (7, ("7",)),
         ("a", ("a",)),
     ):
-        task = read_task(_file(tmp_path, "x.json", [{**BLEND[0], "answers": answers}]), Reading())
+        task = read_task(
+            _file(tmp_path, "x.json", [{**BLEND[0], "answers": answers}]), FileOptions()
+        )
         assert task.items(range(1))[0].answers == right
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps(BLEND), encoding="utf-8-sig")
-    assert len(read_task(path, Reading()).entries) == 1
+    assert len(read_task(path, FileOptions()).entries) == 1
 
 
 def test_what_is_not_there_or_not_known_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="can't be read"):
-        read_task(tmp_path / "none.json", Reading())
+        read_task(tmp_path / "none.json", FileOptions())
     with pytest.raises(InvalidOption, match="unknown metric"):
-        read_task(_file(tmp_path, "a.json", BLEND), Reading(("bleu",)))
+        read_task(_file(tmp_path, "a.json", BLEND), FileOptions(("bleu",)))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_joined_questions_are_scored_line_by_line() -> None:
 def test_the_same_document_of_several_questions_stands_once_and_the_rest_is_shorter(
     tmp_path: Path,
 ) -> None:
-    inner = read_task(_file(tmp_path, "a.json", BLEND * 3), Reading())
+    inner = read_task(_file(tmp_path, "a.json", BLEND * 3), FileOptions())
     first, last = Joined(inner, 2).items(range(4))
     assert len(first.documents) == 2 and len(first.answers) == 2 and len(last.answers) == 1
 
@@ -198,8 +202,8 @@ def test_the_card_is_read_whole_and_held_against_what_is_measured() -> None:
 
 
 def test_all_that_the_card_states_is_asked_by_eval_all() -> None:
-    made = _sized(_CARD_TASKS, {}, len)
+    made = _make_tasks(_CARD_TASKS, {}, len)
     for name, sizes, _ in _LONG_TASKS:
-        made += _sized((name,), sizes, len)
+        made += _make_tasks((name,), sizes, len)
     stated = {(task, setting) for _, task, setting, _ in read_card()}
     assert {(task.name, task.setting) for task in made} == stated

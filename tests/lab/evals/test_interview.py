@@ -47,7 +47,7 @@ def test_each_answer_is_scored_by_itself() -> None:
 
 
 def test_a_world_with_too_few_facts_is_refused() -> None:
-    with pytest.raises(ValueError, match="ask less"):
+    with pytest.raises(ValueError, match="ask for fewer"):
         Interview(questions=500, documents=1).items(range(1))
 
 

@@ -21,7 +21,7 @@ def test_a_pictures_times_are_of_its_machine_whatever_was_measured_elsewhere_sin
     }  # fmt: skip
     for machine, ms in (("One card", 70.0), ("Another card", 90.0)):
         append_rows(tmp_path / "fuse.csv", [row | {"ms": ms}], {**ORIGIN, "hardware": machine})
-    one, another = speed.fuse_charts(read_rows(tmp_path / "fuse.csv", apart=True))
+    one, another = speed.fuse_charts(read_rows(tmp_path / "fuse.csv", per_machine=True))
     assert (one.name, one.series[0].y) == ("fuse_one_card_6_512", (70.0,))
     assert (another.name, another.series[0].y) == ("fuse_another_card_6_512", (90.0,))
     names = {path.name for path in write_report(tmp_path, tmp_path / "out")}

@@ -88,5 +88,5 @@ def test_questions_have_their_answer_in_one_document_or_cross_two() -> None:
 
 
 def test_a_prompt_that_cannot_be_so_short_is_refused() -> None:
-    with pytest.raises(ValueError, match="cwe does not fit 50 tokens: ask for more"):
+    with pytest.raises(ValueError, match="cwe does not fit into 50 tokens: use a longer prompt"):
         RulerTask("cwe", 50).items(range(1))

@@ -1,3 +1,1 @@
-"""Speed, measured against a baseline in the same run and appended to ``results/`` with its
-origin.
-"""
+"""Benchmarks against a baseline of the same run, whose rows are appended to ``results/``."""

@@ -1,5 +1,5 @@
-"""What ``bench attention`` measures: batches of decode rows and of new rows, as the engine would
-plan them, with the work that they cannot do without."""
+"""The cases of ``bench attention``: batches of decode rows and prefill chunks, in the form that the
+engine plans, with their minimal work."""
 
 import random
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads and pages of the model whose attention is measured; ``layers`` pools take turns, so
-    that no layer finds its keys in a cache."""
+    """Heads and pages of the measured model; ``layers`` pools alternate, so that no layer's keys
+    are in a cache."""
 
     num_qo_heads: int = 32
     num_kv_heads: int = 8
@@ -38,8 +38,8 @@ class AttentionShape:
 class Case:
     """Rows and chunks of one step over a pool of ``num_pages`` pages.
 
-    ``dense`` is what a peer without pages gets: ``(batch, rows, keys)`` of one rectangle, or None
-    where it would have to copy or pad.
+    ``dense`` is the rectangle ``(batch, rows, keys)`` of a peer without pages, or None if such a
+    peer would have to copy or pad.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
     causal: bool = False
 
     def pairs(self) -> int:
-        """Pairs of a row and a key it sees."""
+        """Number of visible pairs of a row and a key."""
         decode = sum(span.length for row in self.rows for span in (*row.settled, row.tail))
         return decode + sum(
             max(0, min(span.length, position - span.offset + 1))
@@ -60,7 +60,7 @@ class Case:
         )
 
     def distinct_keys(self, page_size: int) -> int:
-        """Keys that must be read once, counted in whole pages."""
+        """Number of distinct keys, counted in whole pages."""
         pages = {p for row in self.rows for s in (*row.settled, row.tail) for p in s.pages}
         pages |= {p for chunk in self.chunks for span in chunk.spans for p in span.pages}
         return len(pages) * page_size
@@ -71,13 +71,13 @@ class Case:
 
     @property
     def longest(self) -> int:
-        """Positions that the rotation table must have."""
+        """Length of the rotation table."""
         last = [row.position for row in self.rows]
         return 1 + max([*last, *(chunk.positions[-1] for chunk in self.chunks)])
 
 
 class _Pages:
-    """Hands out the pages of a pool in random order, as they are in a pool that has been used."""
+    """Allocates the pages of a pool in random order, as in a used pool."""
 
     def __init__(self, num_pages: int, page_size: int, seed: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size
@@ -91,8 +91,8 @@ class _Pages:
         return ReadSpan(pages, offset, length, count if settled else 0)
 
 
-def _moved(span: ReadSpan, offset: int) -> ReadSpan:
-    """The same pages at another place."""
+def _at_offset(span: ReadSpan, offset: int) -> ReadSpan:
+    """The same pages at another offset."""
     return ReadSpan(span.pages, offset, span.length, span.sharable)
 
 
@@ -101,66 +101,75 @@ def _row(settled: Sequence[ReadSpan], tail: ReadSpan) -> DecodeRow:
 
 
 def private(shape: AttentionShape, rows: int, keys: int) -> Case:
-    """Every row reads a tail of its own."""
+    """Decode rows, each with a private tail."""
     pages = _Pages(rows * -(-keys // shape.page_size), shape.page_size, rows)
-    made = tuple(_row((), pages.span(keys, 0, settled=False)) for _ in range(rows))
+    decode_rows = tuple(_row((), pages.span(keys, 0, settled=False)) for _ in range(rows))
     name = f"decode, {rows} x {keys} private keys"
-    return Case(name, made, (), pages.num_pages, (rows, 1, keys))
+    return Case(name, decode_rows, (), pages.num_pages, (rows, 1, keys))
 
 
 def shared(shape: AttentionShape, rows: int, keys: int, *, tail: int = 0, spread: int = 0) -> Case:
-    """All rows read one segment, each ``spread`` tokens further on than the row before it, and a
-    tail of their own of at least the newest key."""
-    own = max(1, tail)
-    count = -(-keys // shape.page_size) + rows * -(-own // shape.page_size)
+    """Decode rows that all read one segment and a private tail of at least the newest key.
+
+    The segment's offset grows by ``spread`` tokens from row to row."""
+    tail_length = max(1, tail)
+    count = -(-keys // shape.page_size) + rows * -(-tail_length // shape.page_size)
     pages = _Pages(count, shape.page_size, rows)
     segment = pages.span(keys, 0, settled=True)
-    made = []
+    decode_rows = []
     for n in range(rows):
-        at = n * spread
-        made.append(_row([_moved(segment, at)], pages.span(own, at + keys, settled=False)))
-    where = f"at {rows} offsets" if spread else "at one offset"
-    text = f"decode, {rows} rows behind {keys} shared keys {where}, {own} of their own"
-    return Case(text, tuple(made), (), count)
+        offset = n * spread
+        decode_rows.append(
+            _row(
+                [_at_offset(segment, offset)], pages.span(tail_length, offset + keys, settled=False)
+            )
+        )
+    offsets_label = f"at {rows} offsets" if spread else "at one offset"
+    name = (
+        f"decode, {rows} rows behind {keys} shared keys {offsets_label}, {tail_length} of their own"
+    )
+    return Case(name, tuple(decode_rows), (), count)
 
 
 def ragged(shape: AttentionShape, rows: int, document: int, seed: int = 0) -> Case:
-    """Rows with one to four of eight documents in any order, and tails of any length."""
+    """Decode rows with one to four of eight documents in random order, and ragged tails."""
     rng = random.Random(seed)
     tails = [rng.randint(1, document) for _ in range(rows)]
     size = shape.page_size
     count = 8 * -(-document // size) + sum(-(-t // size) for t in tails)
     pages = _Pages(count, size, seed)
     documents = [pages.span(document - rng.randrange(size), 0, settled=True) for _ in range(8)]
-    made = []
+    decode_rows = []
     for tail in tails:
-        settled, at = [], rng.randrange(64)
-        for chosen in rng.sample(documents, rng.randint(1, 4)):
-            settled.append(_moved(chosen, at))
-            at += chosen.length
-        made.append(_row(settled, pages.span(tail, at, settled=False)))
+        settled, offset = [], rng.randrange(64)
+        for span in rng.sample(documents, rng.randint(1, 4)):
+            settled.append(_at_offset(span, offset))
+            offset += span.length
+        decode_rows.append(_row(settled, pages.span(tail, offset, settled=False)))
     name = f"decode, ragged: {rows} rows, 1-4 of 8 documents of {document}, private tails"
-    return Case(name, tuple(made), (), count)
+    return Case(name, tuple(decode_rows), (), count)
 
 
-def several(
-    shape: AttentionShape, rows: int, chosen: int, documents: int, length: int, *, tail: int
+def document_subsets(
+    shape: AttentionShape, rows: int, per_row: int, documents: int, length: int, *, tail: int
 ) -> Case:
-    """Rows with ``chosen`` of some documents each, in an order of their own, and tails."""
+    """Decode rows with ``per_row`` of ``documents`` each, in random order, and tails."""
     rng, size = random.Random(rows), shape.page_size
     count = documents * -(-length // size) + rows * -(-tail // size)
     pages = _Pages(count, size, rows)
-    known = [pages.span(length, 0, settled=True) for _ in range(documents)]
-    made = []
+    spans = [pages.span(length, 0, settled=True) for _ in range(documents)]
+    decode_rows = []
     for _ in range(rows):
-        settled = [_moved(span, n * length) for n, span in enumerate(rng.sample(known, chosen))]
-        made.append(_row(settled, pages.span(tail, chosen * length, settled=False)))
-    what = f"{chosen} of {documents} documents of {length}, {tail} of their own"
-    return Case(f"decode, {rows} rows, {what}", tuple(made), (), count)
+        settled = [
+            _at_offset(span, n * length) for n, span in enumerate(rng.sample(spans, per_row))
+        ]
+        decode_rows.append(_row(settled, pages.span(tail, per_row * length, settled=False)))
+    documents_label = f"{per_row} of {documents} documents of {length}, {tail} of their own"
+    return Case(f"decode, {rows} rows, {documents_label}", tuple(decode_rows), (), count)
 
 
 def causal(shape: AttentionShape, tokens: int) -> Case:
-    """A long prompt."""
+    """A long prompt without documents."""
     pages = _Pages(-(-tokens // shape.page_size), shape.page_size, tokens)
     chunk = PrefillChunk(range(tokens), (pages.span(tokens, 0, settled=False),))
     name = f"prefill, {tokens} tokens, causal"
@@ -168,24 +177,24 @@ def causal(shape: AttentionShape, tokens: int) -> Case:
 
 
 def as_one_span(case: Case) -> Case:
-    """The same new tokens behind the same keys, as if all had been encoded in their place: one
-    span of whole pages."""
+    """The same new tokens and keys with all keys in one span of whole pages, as if encoded in
+    place."""
     (chunk,) = case.chunks
     pages = [page for span in chunk.spans for page in span.pages]
     keys = sum(span.length for span in chunk.spans)
-    whole = PrefillChunk(chunk.positions, (ReadSpan(pages, 0, keys, 0),))
-    return replace(case, chunks=(whole,))
+    one_chunk = PrefillChunk(chunk.positions, (ReadSpan(pages, 0, keys, 0),))
+    return replace(case, chunks=(one_chunk,))
 
 
-def behind_documents(shape: AttentionShape, tokens: int, documents: int, length: int) -> Case:
-    """New tokens behind cached documents."""
+def after_documents(shape: AttentionShape, tokens: int, documents: int, length: int) -> Case:
+    """New tokens after cached documents."""
     size = shape.page_size
     pages = _Pages(documents * -(-length // size) + -(-tokens // size), size, tokens)
-    spans, at = [], 0
+    spans, offset = [], 0
     for _ in range(documents):
-        spans.append(pages.span(length, at, settled=True))
-        at += length
-    spans.append(pages.span(tokens, at, settled=False))
-    chunk = PrefillChunk(range(at, at + tokens), tuple(spans))
+        spans.append(pages.span(length, offset, settled=True))
+        offset += length
+    spans.append(pages.span(tokens, offset, settled=False))
+    chunk = PrefillChunk(range(offset, offset + tokens), tuple(spans))
     name = f"prefill, {tokens} tokens behind {documents} cached documents of {length}"
     return Case(name, (), (chunk,), pages.num_pages)

@@ -1,9 +1,8 @@
-"""Whether the answers that are about to be timed are right: attention in fp64 on some rows.
+"""A check of attention before its timing, against fp64 on a few rows.
 
-The error allowed is twice that of attention computed plainly in the dtype of the pages, plus one
-rounding; both come from the data at hand. A few rows have few errors, the largest of which is a
-matter of luck, so plain attention sums dims and keys in several orders.
-"""
+The allowed error is twice that of plain attention in the dtype of the pages, plus one rounding
+step. Both come from the data. A few rows give few errors with a random maximum, so plain attention
+sums dims and keys in several orders."""
 
 import random
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ _ORDERS = 12
 
 @dataclass(frozen=True)
 class Truth:
-    """What the answers follow from: the pages of a layer ``[2, pages, …]``, angles and scale."""
+    """The input of the true answer: the pages of a layer ``[2, pages, …]``, angles and scale."""
 
     pages: Tensor
     rotation: Rotation
@@ -31,23 +30,23 @@ class Truth:
 
 
 def check(case: Case, q: Tensor, out: Tensor, truth_of: Truth) -> float:
-    """The largest error of some rows as a share of what is allowed.
+    """The largest error of a few rows as a share of the allowed error.
 
-    Raises BenchmarkRefused if it is more than that.
+    Raises BenchmarkRefused for a share above 1.
     """
-    every = _rows(case)
-    chosen = random.Random(0).sample(range(len(every)), min(_SAMPLES, len(every)))
+    all_rows = _rows(case)
+    sampled = random.Random(0).sample(range(len(all_rows)), min(_SAMPLES, len(all_rows)))
     error = plain_error = largest = 0.0
-    for row in {*chosen, len(every) - 1}:
-        position, spans = every[row]
+    for row in {*sampled, len(all_rows) - 1}:
+        position, spans = all_rows[row]
         truth = _attend(q[row].double(), position, spans, truth_of, torch.float64)
         largest = max(largest, float(truth.abs().max()))
         for order in range(_ORDERS):
             plain = _attend(q[row], position, spans, truth_of, q.dtype, order)
             plain_error = max(plain_error, float((plain.double() - truth).abs().max()))
-        # what is not a number is wrong by any measure
-        away = float((out[row].double() - truth).abs().max())
-        error = max(error, away if away == away else float("inf"))
+        # NaN is never equal to itself, and counts as an infinite error
+        row_error = float((out[row].double() - truth).abs().max())
+        error = max(error, row_error if row_error == row_error else float("inf"))
     worst = error / (2 * plain_error + torch.finfo(q.dtype).eps * largest)
     if worst > 1:
         raise BenchmarkRefused(
@@ -70,25 +69,25 @@ def _attend(
     dtype: torch.dtype,
     order: int = 0,
 ) -> Tensor:
-    """The output of one row, ``[heads, head_dim]``, with everything stored in ``dtype``; ``order``
-    names one in which dims and keys are summed."""
+    """The output of one row, ``[heads, head_dim]``, with all values in ``dtype``; ``order`` seeds
+    the order of sums over dims and keys."""
     pages = truth_of.pages
     group = q.shape[0] // pages.shape[2]
-    drawn = torch.Generator().manual_seed(order)
-    dims = torch.randperm(q.shape[-1], generator=drawn).to(q.device)
+    generator = torch.Generator().manual_seed(order)
+    dims = torch.randperm(q.shape[-1], generator=generator).to(q.device)
     scores, values = [], []
     for span in spans:
-        seen = min(span.length, position - span.offset + 1)
-        if seen <= 0:
+        visible = min(span.length, position - span.offset + 1)
+        if visible <= 0:
             continue
-        k, v = pages[:, list(span.pages)].transpose(1, 2).flatten(2, 3)[:, :, :seen].to(dtype)
-        at = torch.tensor([position - span.offset], device=q.device)
-        turned = rotate_wide(q[None], at, truth_of.rotation)[0].to(dtype)
-        turned = turned[:, dims].unflatten(0, (-1, group))
-        product = torch.einsum("hgd,hnd->hgn", turned, k[..., dims])
+        k, v = pages[:, list(span.pages)].transpose(1, 2).flatten(2, 3)[:, :, :visible].to(dtype)
+        position_in_frame = torch.tensor([position - span.offset], device=q.device)
+        rotated = rotate_wide(q[None], position_in_frame, truth_of.rotation)[0].to(dtype)
+        rotated = rotated[:, dims].unflatten(0, (-1, group))
+        product = torch.einsum("hgd,hnd->hgn", rotated, k[..., dims])
         scores.append(product.to(torch.promote_types(dtype, torch.float32)))
         values.append(v)
     score, value = torch.cat(scores, -1), torch.cat(values, 1)
-    keys = torch.randperm(score.shape[-1], generator=drawn).to(q.device)
+    keys = torch.randperm(score.shape[-1], generator=generator).to(q.device)
     weight = (score[..., keys] * truth_of.rule.softmax_scale).softmax(-1).to(dtype)
     return torch.einsum("hgn,hnd->hgd", weight, value[:, keys]).flatten(0, 1)

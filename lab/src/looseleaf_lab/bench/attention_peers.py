@@ -1,8 +1,8 @@
-"""What ``bench attention`` is measured against: PyTorch's own attention and FlashInfer's.
+"""The peers of ``bench attention``: attention of PyTorch and of FlashInfer.
 
-FlashInfer reads the very pages that ours reads, in the same order, without frames: it is given
-queries as if they came rotated, and its answer must be that of our kernels without frames. PyTorch
-knows no pages, and gets one rectangle where the case is one.
+FlashInfer reads the same pages in the same order, without frames. Its queries count as rotated, so
+its answer must equal that of our kernels without frames. PyTorch reads no pages; it gets a dense
+rectangle for cases that have one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,19 +20,20 @@ from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf_lab.bench.attention_cases import AttentionShape, Case
 
 Layer = tuple[Tensor, Tensor]
-# what FlashInfer recommends
+# recommended by FlashInfer
 _WORKSPACE_BYTES = 256 << 20
 _SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 class PeerUnavailable(Exception):
-    """Why a peer has no figure for a case."""
+    """A peer does not support a case; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One other implementation: ``attend(layer)`` answers for the pages of one layer; a peer that
-    is ``dense`` reads a rectangle of its own instead, and answers to nobody."""
+    """Another implementation: ``attend(layer)`` returns its attention over one layer's pages.
+
+    A ``dense`` peer reads a rectangle of its own, so its answer is not compared."""
 
     name: str
     attend: Callable[[Layer], Tensor]
@@ -42,10 +43,10 @@ class Peer:
 def peers_of(
     case: Case, shape: AttentionShape, q: Tensor, on_missing: Callable[[str], None]
 ) -> Iterator[Peer]:
-    """Those that can do ``case``; ``on_missing`` hears of the others why not."""
-    for name, make in (*_dense(case), *_paged(case)):
+    """The peers that support ``case``; ``on_missing`` gets the reason for each of the others."""
+    for name, prepare in (*_dense(case), *_paged(case)):
         try:
-            yield Peer(name, make(case, shape, q), name.startswith("torch"))
+            yield Peer(name, prepare(case, shape, q), name.startswith("torch"))
         except PeerUnavailable as reason:
             on_missing(f"{case.name}, {name}: skipped, {reason}")
 
@@ -56,9 +57,9 @@ Make = Callable[[Case, AttentionShape, Tensor], Callable[[Layer], Tensor]]
 def _dense(case: Case) -> list[tuple[str, Make]]:
     if case.dense is None:
         return []
-    found = [(f"torch sdpa, {name}", _sdpa(backend)) for name, backend in _SDPA.items()]
-    # compiled anew for every size: worth its time where it may be the best
-    return [*found, ("torch flex", _flex)] if case.causal else found
+    backends = [(f"torch sdpa, {name}", _sdpa(backend)) for name, backend in _SDPA.items()]
+    # compiled for every size, so only for cases where it may be the fastest
+    return [*backends, ("torch flex", _flex)] if case.causal else backends
 
 
 def _paged(case: Case) -> list[tuple[str, Make]]:
@@ -95,7 +96,7 @@ def _sdpa(backend: SDPBackend) -> Make:
                     *rectangle, is_causal=case.causal, enable_gqa=True
                 )
 
-        return _tried(attend)
+        return _checked(attend)
 
     return make
 
@@ -118,12 +119,12 @@ def _flex(case: Case, shape: AttentionShape, q: Tensor) -> Callable[[Layer], Ten
         out: Tensor = compiled(*rectangle, block_mask=mask, enable_gqa=True)
         return out
 
-    return _tried(attend)
+    return _checked(attend)
 
 
 def _rectangle(case: Case, shape: AttentionShape, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Random queries, keys and values ``[batch, heads, length, head_dim]``."""
-    assert case.dense is not None, "only what is one rectangle"
+    assert case.dense is not None, "a case with one rectangle"
     batch, rows, keys = case.dense
 
     def normal(heads: int, length: int) -> Tensor:
@@ -137,8 +138,8 @@ def _rectangle(case: Case, shape: AttentionShape, q: Tensor) -> tuple[Tensor, Te
     )
 
 
-def _tried(attend: Callable[[Layer], Tensor]) -> Callable[[Layer], Tensor]:
-    """``attend``, once it has run: what it can't do it says at its first call."""
+def _checked(attend: Callable[[Layer], Tensor]) -> Callable[[Layer], Tensor]:
+    """``attend`` after a first call; raises PeerUnavailable if that call fails."""
     try:
         attend((torch.empty(0), torch.empty(0)))
     except Exception as error:
@@ -147,7 +148,7 @@ def _tried(attend: Callable[[Layer], Tensor]) -> Callable[[Layer], Tensor]:
 
 
 def _flashinfer(q: Tensor) -> Any:
-    """The package. Raises PeerUnavailable where it can't run."""
+    """The flashinfer package. Raises PeerUnavailable if it is missing or has no GPU."""
     if find_spec("flashinfer") is None:
         raise PeerUnavailable("flashinfer is not installed (pip install flashinfer-python)")
     if not q.is_cuda:
@@ -158,12 +159,13 @@ def _flashinfer(q: Tensor) -> Any:
 def _tables(
     spans_of: Sequence[Sequence[ReadSpan]], page_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Page prefix sums, pages, and keys in the last page, of rows that read spans one after
-    another. Raises PeerUnavailable where a span ends within a page that is not the last."""
+    """Page prefix sums, pages, and lengths of last pages of rows that read several spans.
+
+    Raises PeerUnavailable for a partly filled page before the last one."""
     indptr, indices, last = [0], list[int](), list[int]()
     for spans in spans_of:
         if any(span.length % page_size for span in spans[:-1]):
-            raise PeerUnavailable("its page table knows no page that is half empty in the middle")
+            raise PeerUnavailable("its page table has no partly filled page except the last")
         pages = [page for span in spans for page in span.pages]
         indices += pages
         indptr.append(len(indices))
@@ -197,7 +199,7 @@ def _flashinfer_decode(tensor_cores: bool) -> Make:
 
 
 def _common_prefix(case: Case) -> ReadSpan | None:
-    """The span that every row of ``case`` reads first, with nothing before its tail besides."""
+    """The only span that every row of ``case`` reads before its tail, else None."""
     if len(case.rows) < 2 or any(len(row.settled) != 1 for row in case.rows):
         return None
     first = case.rows[0].settled[0]
@@ -210,13 +212,15 @@ def _flashinfer_cascade(case: Case, shape: AttentionShape, q: Tensor) -> Callabl
     assert prefix is not None, "rows without a common prefix"
     rows = len(case.rows)
     shared = _tables([[prefix]], shape.page_size, q.device)
-    own = _tables([[row.tail] for row in case.rows], shape.page_size, q.device)
+    tails = _tables([[row.tail] for row in case.rows], shape.page_size, q.device)
     wrapper = package.MultiLevelCascadeAttentionWrapper(2, _workspace(q), "HND")
     queries = [
         torch.tensor([0, rows], dtype=torch.int32, device=q.device),
         torch.arange(rows + 1, dtype=torch.int32, device=q.device),
     ]
-    levels = ([one, other] for one, other in zip(shared, own, strict=True))
+    levels = (
+        [first_level, second_level] for first_level, second_level in zip(shared, tails, strict=True)
+    )
     wrapper.plan(queries, *levels, *_heads(shape), q_data_type=shape.dtype)
     return lambda layer: wrapper.run(q, layer)
 
@@ -246,18 +250,18 @@ def _flashinfer_ragged(backend: str) -> Make:
         )
         wrapper.plan(ends, ends, *_heads(shape)[:3], causal=True, q_data_type=shape.dtype)
         pages = torch.tensor(list(span.pages), device=q.device)
-        known: dict[int, Layer] = {}  # by where the pages are
+        gathered: dict[int, Layer] = {}  # by the address of the pages
 
         def attend(layer: Layer) -> Tensor:
-            # its keys lie one after another: gathered once, and not timed
-            place = layer[0].data_ptr()
-            if place not in known:
+            # contiguous keys, gathered once and outside the timing
+            address = layer[0].data_ptr()
+            if address not in gathered:
                 k, v = (
                     side[pages].transpose(1, 2).flatten(0, 1)[: span.length].contiguous()
                     for side in layer
                 )
-                known[place] = k, v
-            out: Tensor = wrapper.run(q, *known[place])
+                gathered[address] = k, v
+            out: Tensor = wrapper.run(q, *gathered[address])
             return out
 
         return attend

@@ -1,4 +1,4 @@
-"""Random checkpoints of real shapes, for speed only: a random model's answers mean nothing."""
+"""Random checkpoints of real shapes, for speed only: a random model's answers are meaningless."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def write_random_checkpoint(shape: str, folder: Path) -> Path:
     from safetensors.torch import save_file
 
     if shape not in SHAPES:
-        raise InvalidOption(f"unknown shape {shape!r}: there are {', '.join(SHAPES)}")
+        raise InvalidOption(f"unknown shape {shape!r}: use one of {', '.join(SHAPES)}")
     config = SHAPES[shape]
     generator = torch.Generator().manual_seed(0)
     tensors = {
@@ -64,9 +64,9 @@ def _qwen2_tensors(config: dict[str, object]) -> list[tuple[str, tuple[int, ...]
     ]
     for layer in range(int(str(config["num_hidden_layers"]))):
         prefix = f"model.layers.{layer}"
-        for part, rows in (("q", hidden), ("k", kv), ("v", kv)):
-            tensors.append((f"{prefix}.self_attn.{part}_proj.weight", (rows, hidden)))
-            tensors.append((f"{prefix}.self_attn.{part}_proj.bias", (rows,)))
+        for letter, rows in (("q", hidden), ("k", kv), ("v", kv)):
+            tensors.append((f"{prefix}.self_attn.{letter}_proj.weight", (rows, hidden)))
+            tensors.append((f"{prefix}.self_attn.{letter}_proj.bias", (rows,)))
         tensors.append((f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)))
         tensors.append((f"{prefix}.mlp.gate_proj.weight", (inner, hidden)))
         tensors.append((f"{prefix}.mlp.up_proj.weight", (inner, hidden)))

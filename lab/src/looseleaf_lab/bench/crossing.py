@@ -1,9 +1,8 @@
-"""The rate of requests at which a latency reaches a limit, from as few rates as it takes.
+"""The request rate at which a latency reaches a limit, from few measurements.
 
-Rates are dear to try, those far from the limit too. So the two of a row of rates between which the
-limit is reached are looked for by halving, a rate tried once each; then these two are tried again
-and again, and their means say whether they are the right ones. Latency is taken to rise with the
-rate, as it does but for chance."""
+Each measurement is expensive. A binary search over a list of rates, with one measurement each,
+finds the two rates around the limit. Repeated measurements of these two give means, which confirm
+or move the bracket. Latency is assumed to rise with the rate, up to noise."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,21 +11,21 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Crossing:
-    """Of rising ``rates``, where ``measure(rate, number)`` seconds reach ``limit``; ``number`` is
-    how often this rate was tried before, the search not counted.
+    """Where ``measure(rate, number)`` (s) reaches ``limit`` between rising ``rates``.
 
-    Before the first rate latency is taken to be within the limit, behind the last one beyond: ``low
-    = -1`` and ``high = len(rates)`` mean that none was found within, or beyond."""
+    ``number`` counts earlier measurements of the rate, without the search. Latency counts as within
+    the limit before the first rate, and beyond it after the last. So ``low = -1`` means that no
+    rate is within the limit, ``high = len(rates)`` that none is beyond."""
 
     rates: Sequence[float]
     limit: float
     measure: Callable[[float, int], float]
     low: int = -1
     high: int = -1
-    taken: dict[int, list[float]] = field(default_factory=dict)
+    latencies: dict[int, list[float]] = field(default_factory=dict)
 
     def search(self) -> None:
-        """Find the two rates by halving."""
+        """Bracket the limit by binary search."""
         self.low, self.high = -1, len(self.rates)
         while self.high - self.low > 1:
             middle = (self.low + self.high) // 2
@@ -34,41 +33,44 @@ class Crossing:
             self.low, self.high = (middle, self.high) if within else (self.low, middle)
 
     def refine(self) -> float:
-        """Try both once more; returns the rate that these two alone say."""
-        for number in self._ends():
-            self._take(number)
-        return self._between({n: self.taken[n][-1] for n in self._ends()})
+        """Measure both rates of the bracket again; returns the rate that these two values give."""
+        for number in self._bracket():
+            self._measure_again(number)
+        return self._interpolate({n: self.latencies[n][-1] for n in self._bracket()})
 
     def settle(self, repetitions: int) -> float:
-        """The rate that the means say. Where they say that the limit is not between the two, the
-        neighbours are tried so often."""
+        """The rate at the limit by the means.
+
+        If the means move the bracket, its rates are measured ``repetitions`` times."""
         while True:
-            means = {n: statistics.fmean(self.taken[n]) for n in self._ends()}
+            means = {n: statistics.fmean(self.latencies[n]) for n in self._bracket()}
             if self.low >= 0 and means[self.low] > self.limit:
                 self.low, self.high = self.low - 1, self.low
             elif self.high < len(self.rates) and means[self.high] <= self.limit:
                 self.low, self.high = self.high, self.high + 1
             else:
-                return self._between(means)
-            for number in self._ends():
-                while len(self.taken.get(number, ())) < repetitions:
-                    self._take(number)
+                return self._interpolate(means)
+            for number in self._bracket():
+                while len(self.latencies.get(number, ())) < repetitions:
+                    self._measure_again(number)
 
-    def _ends(self) -> list[int]:
+    def _bracket(self) -> list[int]:
         return [n for n in (self.low, self.high) if 0 <= n < len(self.rates)]
 
-    def _take(self, number: int) -> None:
-        before = self.taken.setdefault(number, [])
-        before.append(self.measure(self.rates[number], len(before)))
+    def _measure_again(self, number: int) -> None:
+        values = self.latencies.setdefault(number, [])
+        values.append(self.measure(self.rates[number], len(values)))
 
-    def _between(self, latencies: dict[int, float]) -> float:
-        """Between the two, latencies are taken to rise evenly; never outside of them."""
+    def _interpolate(self, latencies: dict[int, float]) -> float:
+        """Linear interpolation within the bracket, never outside of it."""
         if self.low < 0:
             return 0.0
         if self.high == len(self.rates):
             return self.rates[self.low]
         low, high = self.rates[self.low], self.rates[self.high]
-        begun, ended = latencies[self.low], latencies[self.high]
-        if ended <= begun:
-            return high if ended <= self.limit else low
-        return low + min(1.0, max(0.0, (self.limit - begun) / (ended - begun))) * (high - low)
+        latency_low, latency_high = latencies[self.low], latencies[self.high]
+        if latency_high <= latency_low:
+            return high if latency_high <= self.limit else low
+        return low + min(
+            1.0, max(0.0, (self.limit - latency_low) / (latency_high - latency_low))
+        ) * (high - low)

@@ -1,11 +1,10 @@
-"""``bench fuse``: the first token behind documents that meet, policy by policy and tier by tier.
+"""``bench fuse``: the first token after documents, by fuse policy and by storage tier.
 
-Random weights and random tokens: times, never quality. Arms are the prompt as plain text that
-nobody has seen (full recompute), the same with its first document found (prefix caching), plain
-reuse, and reuse with tokens computed again. Documents stand in the pool (``device``), or must come
-from the host's memory or from a disk that has nothing of them in memory. ``load`` is what a place
-takes to give the documents and nothing else. Cells are measured in turn, each in a new order of
-the documents behind a new question. Until the first launch of a request the host works alone."""
+Weights and tokens are random: the figures are times, never quality. The arms are full recompute of
+the prompt as new text, prefix caching of its first document, plain reuse, and reuse with recomputed
+tokens. Documents are in the pool (``device``), in host memory, or on a disk without page cache.
+``load`` is the time of loading alone. Cells alternate; each has a new order of documents and a new
+question. The time until a request's first launch is host work alone."""
 
 import gc
 import random
@@ -21,6 +20,7 @@ import torch
 
 from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, TierConfig
 from looseleaf.engine.engine import Engine
+from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.tiering.compute_time import ComputePace
 from looseleaf.errors import InvalidOption
@@ -37,14 +37,14 @@ Prompt = tuple[list[DocumentPart], TextPart]
 
 
 class Arm(NamedTuple):
-    """A way to answer, and the share that is computed again, 0 where there is none."""
+    """An arm and its share of recomputed tokens (0 without recompute)."""
 
     name: str
     ratio: float = 0.0
 
 
 class Cell(NamedTuple):
-    """An arm, and where the documents are."""
+    """An arm and the storage of its documents."""
 
     arm: Arm
     place: str
@@ -55,11 +55,11 @@ _FULL, _PREFIX = Cell(Arm("full"), "nowhere"), Cell(Arm("prefix"), "device")
 
 @dataclass(frozen=True)
 class FuseBench:
-    """``documents`` of ``document_tokens`` each and a question; ``places`` of `PLACES`; every
-    selector that takes one has an arm for each of ``ratios``.
+    """``documents`` of ``document_tokens`` each and a question, stored in each of ``places``.
 
-    The sustained load has ``batches`` of ``batch`` requests, each with ``documents`` of ``stored``
-    in an order of its own; the pool holds about ``pool_prompts`` whole prompts."""
+    Selectors with a ratio have an arm for each of ``ratios``. The sustained load has ``batches`` of
+    ``batch`` requests; each reads ``documents`` of ``stored`` in a random order. The pool has room
+    for about ``pool_prompts`` whole prompts."""
 
     shape: str
     device: torch.device
@@ -79,37 +79,33 @@ class FuseBench:
 
     def __post_init__(self) -> None:
         model_shape(self.shape)
-        unknown = set(self.places) - set(PLACES)
-        if unknown:
-            raise InvalidOption(
-                f"unknown place {unknown.pop()!r}: documents are on {', '.join(PLACES)}"
-            )
+        if unknown := set(self.places) - set(PLACES):
+            raise InvalidOption(f"unknown place {unknown.pop()!r}: use {', '.join(PLACES)}")
 
     @property
     def prompt_tokens(self) -> int:
         return self.documents * self.document_tokens + self.question
 
     def policies(self) -> dict[Arm, Fuse | None]:
-        """The policies by their arms. Raises InvalidOption for a selector that has none."""
+        """The policies by arm. Raises InvalidOption for a selector without an arm."""
         layer = min(1, model_shape(self.shape).num_layers - 1)
-        every: dict[Arm, Fuse] = {Arm("first"): Fuse("first", tokens=16)}
+        policies: dict[Arm, Fuse] = {Arm("first"): Fuse("first", tokens=16)}
         for ratio in self.ratios:
-            every |= {
+            policies |= {
                 Arm("random", ratio): Fuse("random", ratio=ratio),
                 Arm("deviation", ratio): Fuse("deviation", ratio=ratio, check_layers=(layer,)),
                 Arm("question", ratio): Fuse("question", ratio=ratio),
                 Arm("links", ratio): Fuse("links", ratio=ratio),
             }
-        unknown = set(self.selectors) - {arm.name for arm in every}
-        if unknown:
-            known = dict.fromkeys(arm.name for arm in every)
-            raise InvalidOption(f"no arm for {unknown.pop()!r}: there are {', '.join(known)}")
-        chosen = {arm: every[arm] for name in self.selectors for arm in every if arm.name == name}
-        return {Arm("reuse"): None, **chosen}
+        if unknown := set(self.selectors) - {arm.name for arm in policies}:
+            arms = dict.fromkeys(arm.name for arm in policies)
+            raise InvalidOption(f"no arm for {unknown.pop()!r}: the arms are {', '.join(arms)}")
+        selected = [arm for name in self.selectors for arm in policies if arm.name == name]
+        return {Arm("reuse"): None} | {arm: policies[arm] for arm in selected}
 
 
-class _Asked(NamedTuple):
-    """Seconds until the first token and until the first launch, 0 if nobody asked for a token."""
+class _Timing(NamedTuple):
+    """Seconds until the first token, and until the first launch (0 without a request)."""
 
     seconds: float
     launch: float = 0.0
@@ -118,11 +114,11 @@ class _Asked(NamedTuple):
 
 @dataclass(eq=False)
 class _Bench:
-    """One engine, warm as a server's is, with its documents and tiers."""
+    """One warm engine with its documents and tiers."""
 
     config: FuseBench
     engine: Engine
-    held: list[DocumentPart] = field(default_factory=list)
+    corpus: list[DocumentPart] = field(default_factory=list)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _names: Iterator[int] = field(default_factory=count)
 
@@ -151,37 +147,37 @@ class _Bench:
             config.device,
         )
         engine.runner.warm_up()
-        # documents are always loaded, also where computing them would be quicker
+        # without a measured compute time, the controller always loads
         controller = engine.tiering.controller
         assert controller is not None
         controller.pace = ComputePace()
         bench = cls(config, engine)
-        bench.held = [bench._document(n) for n in range(config.stored)]
-        for document in bench.held:
-            bench.bring([document])
+        bench.corpus = [bench._document(n) for n in range(config.stored)]
+        for document in bench.corpus:
+            bench.load([document])
         assert engine.tiers is not None
         engine.tiers.flush(120.0)
         return bench
 
     def prompt(self) -> Prompt:
-        """Some of the documents in a new order, and a new question."""
-        chosen = self._random.sample(self.held[: self.config.documents], self.config.documents)
-        return chosen, self._text(self.config.question)
+        """All prompt documents in a random order, and a new question."""
+        number = self.config.documents
+        return self._random.sample(self.corpus[:number], number), self._text(self.config.question)
 
-    def bring(self, documents: Sequence[DocumentPart]) -> float:
-        """Seconds until documents are in the pool, from wherever they are."""
-        begun = time.perf_counter()
+    def load(self, documents: Sequence[DocumentPart]) -> float:
+        """Seconds until the documents are in the pool, from any tier."""
+        start = time.perf_counter()
         self.engine.warm((*documents, TextPart(())))
         while self.engine.has_work:
             self.engine.step()
         self._wait()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     def prepare(self, place: str, documents: Sequence[DocumentPart]) -> None:
-        """Have documents stand in ``place`` and nowhere above it."""
+        """Move documents to ``place`` and out of every faster tier."""
         engine = self.engine
         assert engine.tiers is not None and engine.tiers.host is not None
-        host, keys = engine.tiers.host, [self._key(document) for document in self.held]
+        host, keys = engine.tiers.host, [self._key(document) for document in self.corpus]
         engine.tiers.flush(120.0)
         engine.tiering.release_pages()
         engine.store.evict_idle()
@@ -192,56 +188,55 @@ class _Bench:
                     for key in keys:
                         guard.tier.cool(key)
         elif not all(host.contains(keys)):
-            there = dict(zip(keys, host.contains(keys), strict=True))
-            self.bring([d for d, key in zip(self.held, keys, strict=True) if not there[key]])
+            resident = dict(zip(keys, host.contains(keys), strict=True))
+            self.load([d for d, key in zip(self.corpus, keys, strict=True) if not resident[key]])
             engine.tiers.flush(120.0)
             engine.tiering.release_pages()
             engine.store.evict_idle()
         if place == "device":
-            self.bring(documents)
+            self.load(documents)
         gc.collect()
         self._wait()
 
-    def ask(self, parts: PromptParts, fuse: Fuse | None = None) -> _Asked:
-        """Times from the call on, and the answer."""
-        params, launched = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), None
-        begun = time.perf_counter()
-        progress = self.engine.add(Request(f"fuse-{next(self._names)}", parts, params, fuse=fuse))
+    def answer(self, parts: PromptParts, fuse: Fuse | None = None) -> _Timing:
+        """Times from the call, and the answer."""
+        launch, start = None, time.perf_counter()
+        progress = self._add(parts, fuse)
         while progress.metrics.first_token is None and progress.error is None:
             self.engine.step()
             assert self.engine.last_step is not None
-            launched = launched or self.engine.last_step.launched
-        seconds = time.perf_counter() - begun
+            launch = launch or self.engine.last_step.launched
+        seconds = time.perf_counter() - start
         while self.engine.has_work:
             self.engine.step()
         if progress.error is not None:
             raise progress.error
-        assert launched is not None, "a token was computed"
-        return _Asked(seconds, launched - begun, progress.output())
+        assert launch is not None, "a token was computed"
+        return _Timing(seconds, launch - start, progress.output())
 
     def answer_all(self, prompts: Sequence[PromptParts], fuse: Fuse | None) -> float:
-        """Seconds until all of some requests have their first token."""
-        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        begun = time.perf_counter()
-        added = [
-            self.engine.add(Request(f"fuse-{next(self._names)}", parts, params, fuse=fuse))
-            for parts in prompts
-        ]
+        """Seconds until all requests have their first token."""
+        start = time.perf_counter()
+        submitted = [self._add(parts, fuse) for parts in prompts]
         while self.engine.has_work:
             self.engine.step()
-        seconds = time.perf_counter() - begun
-        for progress in added:
+        seconds = time.perf_counter() - start
+        for progress in submitted:
             if progress.error is not None:
                 raise progress.error
         return seconds
 
-    def shuffled(self, stored: Sequence[DocumentPart]) -> list[Prompt]:
-        """A batch of prompts over ``stored``."""
-        number = self.config.documents
+    def draw_batch(self) -> list[Prompt]:
+        """A batch of prompts with random selections of all documents."""
+        number, length = self.config.documents, self.config.question
         return [
-            (self._random.sample(stored, number), self._text(self.config.question))
+            (self._random.sample(self.corpus, number), self._text(length))
             for _ in range(self.config.batch)
         ]
+
+    def _add(self, parts: PromptParts, fuse: Fuse | None) -> RequestProgress:
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        return self.engine.add(Request(f"fuse-{next(self._names)}", parts, params, fuse=fuse))
 
     def _text(self, length: int) -> TextPart:
         vocab = self.engine.runner.model.config.vocab_size
@@ -273,7 +268,7 @@ def as_parts(prompt: Prompt) -> PromptParts:
 
 
 def measure(config: FuseBench, progress: Progress = SILENT) -> Iterator[Row]:
-    """A row for every arm and place, then those of the sustained load."""
+    """A row per arm and place, then the rows of the sustained load."""
     progress.stage("making the model")
     bench = _Bench.create(config)
     try:
@@ -288,81 +283,86 @@ def _first_tokens(bench: _Bench, progress: Progress) -> Iterator[Row]:
     config, policies = bench.config, bench.config.policies()
     cells = [_FULL, _PREFIX, *(Cell(Arm("load"), p) for p in config.places if p != "device")]
     cells += [Cell(arm, place) for place in config.places for arm in policies]
-    taken: dict[Cell, list[_Asked]] = {cell: [] for cell in cells}
+    timings: dict[Cell, list[_Timing]] = {cell: [] for cell in cells}
     try:
-        for turn in progress.over(range(config.repetitions + 1), lambda n: f"round {n + 1}"):
-            by = turn * 5 % len(cells)
-            for cell in progress.over([*cells[by:], *cells[:by]], lambda cell: cell.arm.name):
-                asked = _once(bench, cell, policies)
-                if turn:
-                    taken[cell].append(asked)
+        for number in progress.over(range(config.repetitions + 1), lambda n: f"round {n + 1}"):
+            first = number * 5 % len(cells)
+            order = [*cells[first:], *cells[:first]]
+            for cell in progress.over(order, lambda cell: cell.arm.name):
+                timing = _once(bench, cell, policies)
+                if number:
+                    timings[cell].append(timing)
     finally:
-        # who interrupts it keeps the turns that were
-        if all(taken.values()):
-            yield from _first_rows(config, taken)
+        # an interrupted run still reports its complete rounds
+        if all(timings.values()):
+            yield from _first_rows(config, timings)
 
 
-def _first_rows(config: FuseBench, taken: Mapping[Cell, Sequence[_Asked]]) -> Iterator[Row]:
-    times = {cell: [asked.seconds for asked in every] for cell, every in taken.items()}
-    middle = {cell: statistics.median(values) for cell, values in times.items()}
+def _first_rows(config: FuseBench, timings: Mapping[Cell, Sequence[_Timing]]) -> Iterator[Row]:
+    times = {cell: [t.seconds for t in group] for cell, group in timings.items()}
+    medians = {cell: statistics.median(values) for cell, values in times.items()}
     for cell, values in times.items():
-        load = middle.get(Cell(Arm("load"), cell.place), 0.0)
-        # the same with documents that are there already: what is left when loading takes no time
-        compute = middle.get(Cell(cell.arm, "device"), 0.0) if cell.arm.name != "load" else 0.0
-        slower, output = max(load, compute) if load and compute else 0.0, taken[cell][-1].output
-        yield _row(config, "first token", cell, values, (middle[_FULL], middle[_PREFIX])) | {
+        load = medians.get(Cell(Arm("load"), cell.place), 0.0)
+        # compute time of the arm alone: the same documents, already in the pool
+        compute = medians.get(Cell(cell.arm, "device"), 0.0) if cell.arm.name != "load" else 0.0
+        slower, output = max(load, compute) if load and compute else 0.0, timings[cell][-1].output
+        yield _row(config, "first token", cell, values, (medians[_FULL], medians[_PREFIX])) | {
             "computed_again": output.reuse.document_tokens_recomputed if output else 0,
             "load_ms": 1e3 * load,
             "compute_ms": 1e3 * compute,
-            "over_slower": middle[cell] / slower if slower else 0.0,
+            "over_slower": medians[cell] / slower if slower else 0.0,
         }
-    launches = {cell: [asked.launch for asked in every] for cell, every in taken.items()}
-    against = statistics.median(launches[_FULL]), statistics.median(launches[_PREFIX])
+    launches = {cell: [t.launch for t in group] for cell, group in timings.items()}
+    baselines = statistics.median(launches[_FULL]), statistics.median(launches[_PREFIX])
     for cell, values in launches.items():
         if cell.arm.name != "load":
-            yield _row(config, "first launch", cell, values, against)
+            yield _row(config, "first launch", cell, values, baselines)
 
 
-def _once(bench: _Bench, cell: Cell, policies: Mapping[Arm, Fuse | None]) -> _Asked:
-    prompt = bench.prompt()
-    documents, question = prompt
+def _once(bench: _Bench, cell: Cell, policies: Mapping[Arm, Fuse | None]) -> _Timing:
+    documents, question = prompt = bench.prompt()
     if cell == _FULL:
         bench.prepare("host", documents)
-        return bench.ask(as_text(prompt))
+        return bench.answer(as_text(prompt))
     if cell == _PREFIX:
         bench.prepare("host", documents)
-        bench.ask((TextPart((*documents[0].tokens, *question.tokens)),))
-        return bench.ask(as_text(prompt))
+        bench.answer((TextPart((*documents[0].tokens, *question.tokens)),))
+        return bench.answer(as_text(prompt))
     bench.prepare(cell.place, documents)
     if cell.arm.name == "load":
-        return _Asked(bench.bring(documents))
-    return bench.ask((*documents, question), policies[cell.arm])
+        return _Timing(bench.load(documents))
+    return bench.answer((*documents, question), policies[cell.arm])
 
 
 def _row(
-    config: FuseBench, what: str, cell: Cell, values: Sequence[float], against: tuple[float, float]
+    config: FuseBench,
+    label: str,
+    cell: Cell,
+    values: Sequence[float],
+    baselines: tuple[float, float],
 ) -> Row:
-    """A row of some seconds ``against`` those of full recompute and of prefix caching."""
-    middle = statistics.median(values)
+    """A row of ``values`` (s); ``baselines`` are the medians of full recompute and prefix
+    caching."""
+    median = statistics.median(values)
     return {
-        **_about(config),
-        "measurement": what,
+        **_sizes(config),
+        "measurement": label,
         "arm": cell.arm.name,
         "place": cell.place,
         "ratio": cell.arm.ratio,
         "computed_again": 0,
         "batch": 0,
         "repetitions": len(values),
-        "ms": 1e3 * middle,
+        "ms": 1e3 * median,
         "ms_low": 1e3 * min(values),
         "ms_high": 1e3 * max(values),
-        "times_full": against[0] / middle,
-        "times_prefix": against[1] / middle,
+        "times_full": baselines[0] / median,
+        "times_prefix": baselines[1] / median,
         **dict.fromkeys(("load_ms", "compute_ms", "over_slower"), 0.0),
     }
 
 
-def _about(config: FuseBench) -> Row:
+def _sizes(config: FuseBench) -> Row:
     return {
         "model": f"{config.shape}, random",
         "documents": config.documents,
@@ -372,29 +372,29 @@ def _about(config: FuseBench) -> Row:
 
 
 def _sustained(bench: _Bench, progress: Progress) -> Iterator[Row]:
-    """Batch after batch over documents that the pool does not hold all of: does it stay quick?
+    """Times of successive batches over more documents than fit in the pool.
 
-    ``times_full`` is against the median batch of full recompute, ``batch`` 0 is the first."""
+    ``times_full`` compares with the median batch of full recompute. ``batch`` counts from 0."""
     if not (config := bench.config).batches:
         return
-    few = max(2, config.batches // 4)
+    baseline_batches = max(2, config.batches // 4)
     arms: dict[Arm, tuple[Fuse | None, bool, int]] = {
-        _FULL.arm: (None, True, few),
-        _PREFIX.arm: (None, True, few),
+        _FULL.arm: (None, True, baseline_batches),
+        _PREFIX.arm: (None, True, baseline_batches),
         **{arm: (fuse, False, config.batches) for arm, fuse in config.policies().items()},
     }
     seconds: dict[Arm, list[float]] = {}
     for arm, (fuse, text, number) in progress.over(arms.items(), lambda item: item[0].name):
-        bench.prepare("host", bench.held)
+        bench.prepare("host", bench.corpus)
         seconds[arm] = []
-        for _ in progress.over(range(number), lambda turn: f"batch {turn + 1}"):
+        for _ in progress.over(range(number), lambda round_number: f"batch {round_number + 1}"):
             if arm == _FULL.arm:
                 bench.engine.store.evict_idle()
-            prompts = bench.shuffled(bench.held)
+            prompts = bench.draw_batch()
             parts = [as_text(p) if text else as_parts(p) for p in prompts]
             seconds[arm].append(bench.answer_all(parts, fuse))
-    against = statistics.median(seconds[_FULL.arm]), statistics.median(seconds[_PREFIX.arm])
-    what = f"batch of {config.batch}, {config.documents} of {config.stored}"
-    for arm, taken in seconds.items():
-        for number, value in enumerate(taken):
-            yield _row(config, what, Cell(arm, "host"), [value], against) | {"batch": number}
+    baselines = statistics.median(seconds[_FULL.arm]), statistics.median(seconds[_PREFIX.arm])
+    label = f"batch of {config.batch}, {config.documents} of {config.stored}"
+    for arm, timings in seconds.items():
+        for number, value in enumerate(timings):
+            yield _row(config, label, Cell(arm, "host"), [value], baselines) | {"batch": number}

@@ -1,7 +1,8 @@
-"""``bench generate``: tokens per second and time to first token, beside Transformers' ``generate``.
+"""``bench generate``: tokens per second and time to first token, against Transformers'
+``generate``.
 
-Both arms run the same checkpoint on the same prompts in the same process, in turn. Decode time is
-counted from the first token, which all rows of a batch get in the same step, to the last.
+Both arms run the same checkpoint on the same prompts in the same process, alternating. Decode time
+runs from the first token, which all rows of a batch get in the same step, to the last.
 """
 
 import time
@@ -19,17 +20,17 @@ from looseleaf.prompt.request import Document, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.results import Row
-from looseleaf_lab.bench.timing import Repeated, measure_in_turn
+from looseleaf_lab.bench.timing import Samples, measure_in_turn
 
 Parts = list[str | Document]
 
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """What to measure.
+    """Checkpoint, lengths and batches.
 
-    Decoding starts from ragged prompts of up to ``prompt_tokens``; the first token is that of a
-    question behind five documents of ``document_tokens`` each.
+    Decoding starts from ragged prompts of up to ``prompt_tokens``. The first token is that of a
+    question after five documents of ``document_tokens`` each.
     """
 
     model: Path
@@ -44,7 +45,7 @@ class GenerateConfig:
 
 @dataclass(frozen=True)
 class Material:
-    """What prompts are made of: text to fill documents with, and questions, used in turn."""
+    """The text of documents, and questions, used cyclically."""
 
     text: str
     questions: tuple[str, ...]
@@ -55,7 +56,7 @@ class Material:
         return [Document(text, name=f"document {n + 1}") for n, text in enumerate(slices)]
 
     def private(self, llm: LLM, row: int, num_tokens: int) -> Parts:
-        """A prompt of about ``num_tokens`` tokens that begins as no other row's does."""
+        """A prompt of about ``num_tokens`` tokens without a common prefix with other rows."""
         return [self._slice(llm, row * 997, num_tokens)]
 
     def _slice(self, llm: LLM, start: int, length: int) -> str:
@@ -70,16 +71,14 @@ class Material:
 
 
 class Peer:
-    """Transformers' ``generate`` on the same checkpoint, greedy, left-padded where lengths
-    differ.
-    """
+    """Transformers' ``generate`` on the same checkpoint: greedy, left-padded for ragged batches."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> "Moments":
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> "BatchTimes":
         """Exactly ``new_tokens`` tokens for each prompt."""
         longest = max(map(len, prompts))
         ids = torch.zeros((len(prompts), longest), dtype=torch.long)
@@ -87,10 +86,10 @@ class Peer:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
-        moments: list[float] = []
+        times: list[float] = []
 
         def mark(ids: Tensor, scores: Any, **_: Any) -> Tensor:
-            moments.append(time.perf_counter())
+            times.append(time.perf_counter())
             return torch.zeros(len(ids), dtype=torch.bool)
 
         start = time.perf_counter()
@@ -103,13 +102,13 @@ class Peer:
             pad_token_id=0,
             stopping_criteria=[mark],
         )
-        return Moments(start, moments[0], moments[-1], (new_tokens - 1) * len(prompts))
+        return BatchTimes(start, times[0], times[-1], (new_tokens - 1) * len(prompts))
 
 
-class Moments(NamedTuple):
-    """When a batch was handed in, when all its rows had their first token, and their last.
+class BatchTimes(NamedTuple):
+    """Clock times of a batch: its start, the first token of all rows, and their last token.
 
-    ``decoded`` tokens came between the last two.
+    ``decoded`` is the number of tokens between the last two.
     """
 
     start: float
@@ -125,8 +124,8 @@ class Moments(NamedTuple):
 def measure(
     config: GenerateConfig, material: Material, progress: Progress = SILENT
 ) -> Iterator[Row]:
-    """Rows of the table as they are measured: decode at every batch size, with and without shared
-    documents, then the time to the first token."""
+    """Rows as they are measured: decode at every batch size, with and without shared documents,
+    then the time to first token."""
     progress.stage(f"loading {config.name} twice")
     llm = LLM(config.model, dtype=config.dtype, max_num_batched_tokens=65536)
     dtype = llm.engine.runner.model.dtype
@@ -136,7 +135,7 @@ def measure(
     documents = material.documents(llm, fifth)
     lines = [(batch, kind) for batch in config.batches for kind in ("private text", "documents")]
     for batch, kind in progress.over([*lines, (1, "first token")], _line_name):
-        # ragged: rows have three to five fifths of the longest prompt
+        # ragged: rows have 3/5 to 5/5 of the longest prompt
         if kind == "private text":
             prompts = [material.private(llm, n, (5 - n % 3) * fifth) for n in range(batch)]
         elif kind == "documents":
@@ -152,21 +151,23 @@ def _line_name(line: tuple[int, str]) -> str:
     return line[1] if line[1] == "first token" else f"decode, batch {line[0]}, {line[1]}"
 
 
-def _run(llm: LLM, prompts: list[Parts], new_tokens: int) -> Moments:
-    """The prompts as one batch, tokenizing included."""
+def _run(llm: LLM, prompts: list[Parts], new_tokens: int) -> BatchTimes:
+    """Run the prompts as one batch, including tokenization."""
     start = time.perf_counter()
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     engine = llm.engine
-    added = [
+    submitted = [
         engine.add(Request(f"bench-{number}", engine.prompts.from_parts(prompt), params))
         for number, prompt in enumerate(prompts)
     ]
-    while any(progress.metrics.first_token is None for progress in added):
+    while any(progress.metrics.first_token is None for progress in submitted):
         engine.step()
-    first, begun = time.perf_counter(), engine.counters.output_tokens
+    first, tokens_before = time.perf_counter(), engine.counters.output_tokens
     while engine.has_work:
         engine.step()
-    return Moments(start, first, time.perf_counter(), engine.counters.output_tokens - begun)
+    return BatchTimes(
+        start, first, time.perf_counter(), engine.counters.output_tokens - tokens_before
+    )
 
 
 def _decode(
@@ -178,14 +179,14 @@ def _decode(
 ) -> Row:
     llm, peer = pair
     ids = [[t for part in llm.engine.prompts.from_parts(p) for t in part.tokens] for p in prompts]
-    long = config.new_tokens + 1
+    num_tokens = config.new_tokens + 1
 
     def ours() -> float:
         llm.engine.store.evict_idle()
-        return _run(llm, prompts, long).rate
+        return _run(llm, prompts, num_tokens).rate
 
     def theirs() -> float:
-        return peer.generate(ids, long).rate
+        return peer.generate(ids, num_tokens).rate
 
     arms = {"ours": ours, "theirs": theirs}
     rates = measure_in_turn(arms, config.repetitions, progress=progress)
@@ -196,35 +197,35 @@ def _decode(
 def _first_token(
     llm: LLM, peer: Peer, material: Material, config: GenerateConfig, progress: Progress
 ) -> Row:
-    """Five cached documents in another order at every turn, against full prefill by the peer."""
+    """Five cached documents in a new order per run, against the peer's full prefill."""
     documents = material.documents(llm, config.document_tokens)
     orders = count()
 
     def shuffled() -> Parts:
         n = next(orders)
-        turned = [*documents[n % 5 :], *documents[: n % 5]]
-        return material.prompt(turned if n % 2 else turned[::-1], n)
+        rotated = [*documents[n % 5 :], *documents[: n % 5]]
+        return material.prompt(rotated if n % 2 else rotated[::-1], n)
 
     _run(llm, [material.prompt(documents, 0)], 1)
     ids = [t for part in llm.engine.prompts.from_parts(shuffled()) for t in part.tokens]
 
     def ours() -> float:
-        moments = _run(llm, [shuffled()], 1)
-        return moments.last - moments.start
+        batch_times = _run(llm, [shuffled()], 1)
+        return batch_times.last - batch_times.start
 
     def theirs() -> float:
-        moments = peer.generate([ids], 1)
-        return moments.first - moments.start
+        batch_times = peer.generate([ids], 1)
+        return batch_times.first - batch_times.start
 
     arms = {"ours": ours, "theirs": theirs}
     times = measure_in_turn(arms, config.repetitions, progress=progress)
     label = f"first token, 5 cached documents of {config.document_tokens}, new order"
-    shown = {name: t.map(lambda s: s * 1e3) for name, t in times.items()}
-    row = _row("ms", shown["ours"], shown["theirs"], higher_is_better=False)
+    milliseconds = {name: t.map(lambda s: s * 1e3) for name, t in times.items()}
+    row = _row("ms", milliseconds["ours"], milliseconds["theirs"], higher_is_better=False)
     return {"measurement": label, "longest_prompt": len(ids), **row}
 
 
-def _row(unit: str, ours: Repeated, theirs: Repeated, *, higher_is_better: bool) -> Row:
+def _row(unit: str, ours: Samples, theirs: Samples, *, higher_is_better: bool) -> Row:
     ratio = ours.median / theirs.median
     return {
         "unit": unit,

@@ -1,8 +1,7 @@
 """``bench index``: recall@100 against the share of keys compared, for our indexes and others.
 
-Compared keys count alike, centroids and the steps inside other libraries' graphs too; times are CPU
-time of one thread. Everybody gets the same keys, the same queries to build from and others to
-answer."""
+Centroids and the steps inside other libraries' graphs count as compared keys. Times are CPU times
+of one thread. All indexes get the same keys, build queries and test queries."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,17 +24,17 @@ from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.roargraph import build_roargraph
 
-Ask = Callable[[Tensor, int], Hits]
+Search = Callable[[Tensor, int], Hits]
 _COUNT = 100
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to search: ``ask`` takes queries and an effort of ``efforts``."""
+    """An index and its efforts; ``build`` returns a search and the index bytes per key."""
 
     name: str
     efforts: Sequence[int]
-    build: Callable[[Layer], tuple[Ask, float]]
+    build: Callable[[Layer], tuple[Search, float]]
 
 
 def measure(
@@ -44,26 +43,28 @@ def measure(
     names: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Iterator[Row]:
-    """Rows of every layer, arm and effort, and of what is chosen by default.
+    """Rows of every layer, arm and effort, and of the default index.
 
-    With ``names`` only of arms that begin with one of them. Raises InvalidOption for a name that no
-    arm has, and without faiss, for HNSW."""
+    ``names`` restricts the arms by the beginnings of their names. Raises InvalidOption for an
+    unknown name, and for HNSW without faiss."""
     arms = [arm for arm in _arms(config) if not names or arm.name.startswith(tuple(names))]
-    known = [arm.name for arm in _arms(config)]
-    wrong = [name for name in names if not any(one.startswith(name) for one in known)]
-    if wrong:
-        raise InvalidOption(f"unknown index {wrong[0]!r}: there are {', '.join(known)}")
+    names_of_arms = [arm.name for arm in _arms(config)]
+    unknown = [
+        name for name in names if not any(arm_name.startswith(name) for arm_name in names_of_arms)
+    ]
+    if unknown:
+        raise InvalidOption(f"unknown index {unknown[0]!r}: use {', '.join(names_of_arms)}")
     if any(arm.build is _build_hnsw for arm in arms) and find_spec("faiss") is None:
         raise InvalidOption(f"bench index needs faiss for HNSW: {install('bench')}")
     for layer in layers:
         progress.stage(f"{layer.name}: {len(layer.keys)} keys, exact neighbours")
-        exact = nearest_keys(layer.asked, layer.keys, _COUNT)
+        exact = nearest_keys(layer.test_queries, layer.keys, _COUNT)
         for arm in progress.over(arms, lambda arm: arm.name):
             start = time.process_time()
-            ask, bytes_per_key = arm.build(layer)
+            search_at, bytes_per_key = arm.build(layer)
             seconds = time.process_time() - start
             for effort in progress.over(arm.efforts, lambda effort: f"effort {effort}"):
-                row = _ask(layer, ask, effort, exact)
+                row = _search_figures(layer, search_at, effort, exact)
                 yield {
                     "layer": layer.name,
                     "keys": len(layer.keys),
@@ -75,22 +76,24 @@ def measure(
                     "build_s": seconds,
                     "bytes_per_token": bytes_per_key,
                 }
-        yield _chosen(layer, config, exact)
+        yield _default_row(layer, config, exact)
 
 
-def _ask(layer: Layer, ask: Ask, effort: int, exact: NearestKeys) -> dict[str, float]:
+def _search_figures(
+    layer: Layer, search_at: Search, effort: int, exact: NearestKeys
+) -> dict[str, float]:
     start = time.process_time()
-    hits = ask(layer.asked, effort)
+    hits = search_at(layer.test_queries, effort)
     seconds = time.process_time() - start
     return {
         "recall": recall_of(hits, exact),
         "scanned": float(hits.scanned.double().mean()) / len(layer.keys),
-        "ms_per_query": 1e3 * seconds / len(layer.asked),
+        "ms_per_query": 1e3 * seconds / len(layer.test_queries),
     }
 
 
-def _chosen(layer: Layer, config: IndexConfig, exact: NearestKeys) -> Row:
-    """What the default takes: chosen on queries held out of those to build from."""
+def _default_row(layer: Layer, config: IndexConfig, exact: NearestKeys) -> Row:
+    """The default index, chosen on queries that were not used to build it."""
     start = time.process_time()
     choice = choose_index(KeyVectors.create(layer.keys), layer.queries, config)
     seconds = time.process_time() - start
@@ -102,31 +105,33 @@ def _chosen(layer: Layer, config: IndexConfig, exact: NearestKeys) -> Row:
         "mismatch": layer.mismatch,
         "index": f"chosen: {index.kind}",
         "effort": index.effort,
-        **_ask(layer, lambda q, effort: search(index, q, _COUNT, effort), index.effort, exact),
+        **_search_figures(
+            layer, lambda q, effort: search(index, q, _COUNT, effort), index.effort, exact
+        ),
         "build_s": seconds,
         "bytes_per_token": index.num_bytes / len(index),
     }
 
 
 def _arms(config: IndexConfig) -> list[Arm]:
-    def ours(kind: IndexKind, **options: Any) -> Callable[[Layer], tuple[Ask, float]]:
-        def build(layer: Layer) -> tuple[Ask, float]:
-            changed = replace(config, kind=kind, **options)
-            keys = KeyVectors.create(layer.keys, changed.keys)
-            return _asking(build_index(keys, changed, layer.queries))
+    def ours(kind: IndexKind, **options: Any) -> Callable[[Layer], tuple[Search, float]]:
+        def build(layer: Layer) -> tuple[Search, float]:
+            arm_config = replace(config, kind=kind, **options)
+            keys = KeyVectors.create(layer.keys, arm_config.keys)
+            return _search_of(build_index(keys, arm_config, layer.queries))
 
         return build
 
-    def roargraph(enhanced: bool) -> Callable[[Layer], tuple[Ask, float]]:
-        def build(layer: Layer) -> tuple[Ask, float]:
-            wanted = round(0.1 * len(layer.keys))
+    def roargraph(enhanced: bool) -> Callable[[Layer], tuple[Search, float]]:
+        def build(layer: Layer) -> tuple[Search, float]:
+            num_queries = round(0.1 * len(layer.keys))
             keys = KeyVectors.create(layer.keys)
-            return _asking(build_roargraph(keys, layer.queries[:wanted], enhanced=enhanced))
+            return _search_of(build_roargraph(keys, layer.queries[:num_queries], enhanced=enhanced))
 
         return build
 
     beams = (100, 150, 200, 300, 400, 800)
-    # a graph also meets what its candidates are joined to
+    # graphs also compare the neighbours of their candidates
     walks = (50, 77, *beams)
     return [
         Arm("flat", (0,), ours("flat")),
@@ -139,14 +144,14 @@ def _arms(config: IndexConfig) -> list[Arm]:
     ]
 
 
-def _asking(index: KVIndex) -> tuple[Ask, float]:
-    def ask(queries: Tensor, effort: int) -> Hits:
+def _search_of(index: KVIndex) -> tuple[Search, float]:
+    def search_at(queries: Tensor, effort: int) -> Hits:
         return search(index, queries, _COUNT, effort)
 
-    return ask, index.num_bytes / len(index)
+    return search_at, index.num_bytes / len(index)
 
 
-def _build_hnsw(layer: Layer) -> tuple[Ask, float]:
+def _build_hnsw(layer: Layer) -> tuple[Search, float]:
     faiss: Any = import_module("faiss")
 
     faiss.omp_set_num_threads(1)
@@ -155,13 +160,13 @@ def _build_hnsw(layer: Layer) -> tuple[Ask, float]:
     graph.hnsw.efConstruction = 200
     graph.add(layer.keys.numpy())
 
-    def ask(queries: Tensor, effort: int) -> Hits:
+    def search_at(queries: Tensor, effort: int) -> Hits:
         graph.hnsw.efSearch = effort
         faiss.cvar.hnsw_stats.reset()
         scores, ids = graph.search(queries.numpy(), _COUNT)
-        compared = faiss.cvar.hnsw_stats.ndis / len(queries)
-        scanned = torch.full((len(queries),), int(compared))
+        comparisons = faiss.cvar.hnsw_stats.ndis / len(queries)
+        scanned = torch.full((len(queries),), int(comparisons))
         return Hits(torch.from_numpy(ids).int(), torch.from_numpy(scores), scanned)
 
-    # two neighbours' lists on the lowest level, as int32
-    return ask, 4.0 * 2 * edges
+    # two int32 neighbour lists on the lowest level
+    return search_at, 4.0 * 2 * edges

@@ -1,9 +1,9 @@
-"""``bench lazy``: first tokens and throughput when documents are stored once for all positions, the
-claims of LazyAttention (arXiv 2606.04302) about time, against copies per position (as
-Block-Attention is served) and prefix caching, in one engine with one pool.
+"""``bench lazy``: the time claims of LazyAttention (arXiv 2606.04302): first tokens and throughput
+with documents stored once for all positions.
 
-Random weights and tokens: for speed only. A copy per position is a document whose first token names
-the position, so it has a key of its own and costs what the document costs."""
+The baselines are a copy per position, as in serving Block-Attention, and prefix caching. All run in
+one engine with one pool. Weights and tokens are random, for speed only. A copy per position is a
+document whose first token names the position: it has its own key and the same cost."""
 
 import gc
 import random
@@ -23,19 +23,20 @@ from looseleaf_lab.bench.hits import by_popularity
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.random_model import random_engine
 from looseleaf_lab.bench.results import Row
-from looseleaf_lab.bench.timing import Repeated, clock_of
+from looseleaf_lab.bench.timing import Samples, clock_of
 
 PAPER = {("first token", 2.1): 1.37, ("throughput", 2.1): 1.40}
-"""How many times faster than copies per position, at Zipf's exponent 2.1; equal at uniform traffic.
-Tulu3-Block-FT 8B, H100."""
-_SPECIAL = 64  # token ids below it name positions
+"""Speed-ups over copies per position at Zipf exponent 2.1, from the paper; uniform
+traffic both are equal (Tulu3-Block-FT 8B, H100)."""
+_SPECIAL = 64  # smaller token ids name positions
 
 
 @dataclass(frozen=True)
 class LazyConfig:
-    """``documents`` of ``document_tokens``, of which a request takes ``per_request``; the pool
-    holds ``capacity`` of them beside what one request needs. The first ``skipped`` requests fill
-    it; of the others half are asked one after the other, half at once."""
+    """A request reads ``per_request`` of ``documents`` of ``document_tokens``.
+
+    The pool has room for ``capacity`` documents and one request. The first ``skipped`` requests
+    fill it. Half of the rest run one after another, half as a batch."""
 
     shape: str = "llama-3.1-8b"
     device: str = "cuda"
@@ -57,7 +58,7 @@ class LazyConfig:
 
 
 def small(device: str) -> LazyConfig:
-    """Sizes for a processor: the reference model's shape, documents of a page."""
+    """Sizes for a CPU: the reference model's shape, documents of a page."""
     return replace(
         LazyConfig("small", device),
         documents=30,
@@ -69,15 +70,15 @@ def small(device: str) -> LazyConfig:
     )
 
 
-class Desk:
+class Service:
     """One engine and the documents of a world."""
 
     def __init__(self, config: LazyConfig, tokens: int, capacity: int) -> None:
         self.config = config
         longest = config.per_request * tokens + config.question + config.output + 64
         page = 16
-        running = -(-longest // page) + 2 * config.per_request + 8
-        pages = capacity * -(-tokens // page) + running
+        request_pages = -(-longest // page) + 2 * config.per_request + 8
+        pages = capacity * -(-tokens // page) + request_pages
         settings = EngineConfig(
             device=config.device, max_model_len=longest, cache=CacheConfig(num_pages=pages)
         )
@@ -92,8 +93,8 @@ class Desk:
     def _question(self) -> TextPart:
         return TextPart(tuple(self._random.choices(self._vocabulary, k=self.config.question)))
 
-    def ask(self, prompt: PromptParts, output: int) -> RequestProgress:
-        """A request, not yet begun."""
+    def add(self, prompt: PromptParts, output: int) -> RequestProgress:
+        """A request that has not started."""
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         return self.engine.add(Request(f"lazy-{next(self._names)}", prompt, params))
 
@@ -101,156 +102,164 @@ class Desk:
         while self.engine.has_work:
             self.engine.step()
 
-    def once(self, chosen: Sequence[int]) -> PromptParts:
-        """Documents that are stored once."""
-        parts = [DocumentPart(self.texts[n], 0, f"document {n}") for n in chosen]
+    def stored_once(self, numbers: Sequence[int]) -> PromptParts:
+        """A prompt of documents that are stored once."""
+        parts = [DocumentPart(self.texts[n], 0, f"document {n}") for n in numbers]
         return (*parts, self._question())
 
-    def copies(self, chosen: Sequence[int]) -> PromptParts:
-        """Documents with a copy for each place."""
-        placed = [(at, *self.texts[n][1:]) for at, n in enumerate(chosen)]
-        parts = [DocumentPart(tokens, 0, "document") for tokens in placed]
+    def copy_per_position(self, numbers: Sequence[int]) -> PromptParts:
+        """A prompt of documents with a copy for each position."""
+        copies = [(position, *self.texts[n][1:]) for position, n in enumerate(numbers)]
+        parts = [DocumentPart(tokens, 0, "document") for tokens in copies]
         return (*parts, self._question())
 
-    def prefix(self, chosen: Sequence[int]) -> PromptParts:
-        """Plain text; what begins as a prompt before it is cached."""
-        tokens = tuple(token for n in chosen for token in self.texts[n])
+    def as_text(self, numbers: Sequence[int]) -> PromptParts:
+        """A prompt of plain text, for prefix caching."""
+        tokens = tuple(token for n in numbers for token in self.texts[n])
         return (TextPart(tokens + self._question().tokens),)
 
 
 def draw(config: LazyConfig, alpha: float) -> list[list[int]]:
-    """The documents of each request: by popularity, in random order; ``alpha`` 0 is uniform."""
+    """The documents of each request, by popularity, in random order; ``alpha`` 0 is uniform."""
     rng = random.Random(f"lazy {alpha}")
-    drawn = by_popularity(rng, config.documents, config.per_request, alpha)
-    return list(islice(drawn, config.requests))
+    orders = by_popularity(rng, config.documents, config.per_request, alpha)
+    return list(islice(orders, config.requests))
 
 
 def measure(config: LazyConfig, progress: Progress = SILENT) -> Iterator[Row]:
     """Rows as they are measured: first tokens and throughput for each skew, then the breakdown."""
-    desk = Desk(config, config.document_tokens, config.capacity)
-    # what is compiled and captured on first use is then there
+    service = Service(config, config.document_tokens, config.capacity)
+    # this also compiles kernels and captures graphs
     progress.stage("warm-up")
-    _throughput(desk, [desk.once(chosen) for chosen in draw(config, config.alphas[0])])
+    _throughput(
+        service, [service.stored_once(numbers) for numbers in draw(config, config.alphas[0])]
+    )
     parts = [*config.alphas, None]
     for alpha in progress.over(parts, lambda a: "breakdown" if a is None else f"alpha {a}"):
         if alpha is None:
             yield from _breakdown(config, progress)
         else:
-            yield from _traffic(desk, alpha, progress)
+            yield from _traffic(service, alpha, progress)
 
 
-def _traffic(desk: Desk, alpha: float, progress: Progress) -> Iterator[Row]:
-    """Every arm in turn: the first requests at once, which fill the pool; half of the others one
-    after the other, the rest at once."""
-    config, drawn = desk.config, draw(desk.config, alpha)
+def _traffic(service: Service, alpha: float, progress: Progress) -> Iterator[Row]:
+    """Rows of every arm: the first requests fill the pool, half of the rest run one after another,
+    the others as a batch."""
+    config, orders = service.config, draw(service.config, alpha)
     middle = (config.skipped + config.requests) // 2
     arms: dict[str, Callable[[Sequence[int]], PromptParts]] = {
-        "once": desk.once, "copies per position": desk.copies, "prefix caching": desk.prefix,
-    }  # fmt: skip
-    once: tuple[float, float] | None = None
-    for name, make in progress.over(arms.items(), lambda arm: arm[0]):
-        desk.engine.store.evict_idle()
-        prompts = [make(chosen) for chosen in drawn]
-        _throughput(desk, prompts[: config.skipped])
-        alone = Repeated(
+        "once": service.stored_once,
+        "copies per position": service.copy_per_position,
+        "prefix caching": service.as_text,
+    }
+    baseline: tuple[float, float] | None = None
+    for name, make_prompt in progress.over(arms.items(), lambda arm: arm[0]):
+        service.engine.store.evict_idle()
+        prompts = [make_prompt(numbers) for numbers in orders]
+        _throughput(service, prompts[: config.skipped])
+        first_tokens = Samples(
             tuple(
-                1e3 * _first_token(desk, prompt)
+                1e3 * _first_token(service, prompt)
                 for prompt in progress.over(
                     prompts[config.skipped : middle], lambda prompt: "a first token"
                 )
             )
         )
-        mean, rate = statistics.fmean(alone.values), _throughput(desk, prompts[middle:])
-        desk.engine.check()
-        once = once or (mean, rate)
-        yield _row(config, ("first token", "ms, mean"), alpha, name, alone, mean, mean / once[0])
+        mean, rate = statistics.fmean(first_tokens.values), _throughput(service, prompts[middle:])
+        service.engine.check()
+        baseline = baseline or (mean, rate)
+        yield _row(
+            config, ("first token", "ms, mean"), alpha, name, first_tokens, mean, mean / baseline[0]
+        )
         label = ("throughput", "requests/s")
-        yield _row(config, label, alpha, name, Repeated((rate,)), rate, once[1] / rate)
+        yield _row(config, label, alpha, name, Samples((rate,)), rate, baseline[1] / rate)
 
 
-def _first_token(desk: Desk, prompt: PromptParts) -> float:
-    start = desk.clock()
-    desk.ask(prompt, 1)
-    desk.finish()
-    return desk.clock() - start
+def _first_token(service: Service, prompt: PromptParts) -> float:
+    start = service.clock()
+    service.add(prompt, 1)
+    service.finish()
+    return service.clock() - start
 
 
-def _throughput(desk: Desk, prompts: Sequence[PromptParts]) -> float:
+def _throughput(service: Service, prompts: Sequence[PromptParts]) -> float:
     gc.collect()
-    start = desk.clock()
+    start = service.clock()
     for prompt in prompts:
-        desk.ask(prompt, desk.config.output)
-    desk.finish()
-    return len(prompts) / (desk.clock() - start)
+        service.add(prompt, service.config.output)
+    service.finish()
+    return len(prompts) / (service.clock() - start)
 
 
 def _breakdown(config: LazyConfig, progress: Progress) -> Iterator[Row]:
-    """Five documents and a question: none, three and all of them cached. Documents and question
-    share a step where they fit one, so what documents cost is the difference between the lines."""
-    desk = Desk(config, config.breakdown_tokens, capacity=0)
-    whole = list(range(config.per_request))
+    """Five documents and a question, with none, three and all of the documents cached.
+
+    Documents and question share a step if they fit, so differences between lines are the cost of
+    the documents."""
+    service = Service(config, config.breakdown_tokens, capacity=0)
+    numbers = list(range(config.per_request))
     cases: tuple[tuple[str, list[int]], ...] = (
         ("none cached", []),
-        ("3 cached", whole[:3]),
-        ("all cached", whole),
+        ("3 cached", numbers[:3]),
+        ("all cached", numbers),
     )
     for name, cached in progress.over(cases, lambda case: case[0]):
         first, token = [], []
-        for turn in range(config.repetitions + 1):
-            desk.engine.store.evict_idle()
+        for repetition in range(config.repetitions + 1):
+            service.engine.store.evict_idle()
             for number in cached:
-                desk.ask(desk.once([number]), 1)
-                desk.finish()
-            seconds = _stages(desk, desk.once(whole))
-            if turn:
+                service.add(service.stored_once([number]), 1)
+                service.finish()
+            seconds = _stages(service, service.stored_once(numbers))
+            if repetition:
                 first.append(1e3 * seconds[0])
                 token.append(1e3 * seconds[1])
-        for stage, taken in (("first token", first), ("a token of output", token)):
-            figures = Repeated(tuple(taken))
+        for stage, samples in (("first token", first), ("a token of output", token)):
+            figures = Samples(tuple(samples))
             label = (f"breakdown, {name}: {stage}", "ms")
             yield _row(config, label, 0.0, "once", figures, figures.median, 1.0)
 
 
-def _stages(desk: Desk, prompt: PromptParts) -> tuple[float, float]:
-    """Seconds to the first token, and for each token after it."""
+def _stages(service: Service, prompt: PromptParts) -> tuple[float, float]:
+    """Seconds to the first token, and per token after it."""
     gc.collect()
-    start = desk.clock()
-    progress = desk.ask(prompt, desk.config.output)
+    start = service.clock()
+    progress = service.add(prompt, service.config.output)
     first = 0.0
-    while desk.engine.has_work:
-        desk.engine.step()
+    while service.engine.has_work:
+        service.engine.step()
         if not first and progress.metrics.first_token is not None:
-            first = desk.clock() - start
-    end = desk.clock() - start
-    return first, (end - first) / (desk.config.output - 1)
+            first = service.clock() - start
+    end = service.clock() - start
+    return first, (end - first) / (service.config.output - 1)
 
 
 def _row(
     config: LazyConfig,
-    what: tuple[str, str],
+    label_and_unit: tuple[str, str],
     alpha: float,
     arm: str,
-    taken: Repeated,
+    samples: Samples,
     value: float,
     once_faster: float,
 ) -> Row:
-    label, unit = what
-    broken_down = label.startswith("breakdown")
+    label, unit = label_and_unit
+    is_breakdown = label.startswith("breakdown")
     return {
         "model": f"{config.shape}, random",
         "measurement": label,
-        "alpha": "" if broken_down else alpha,
+        "alpha": "" if is_breakdown else alpha,
         "documents": config.documents,
-        "document_tokens": config.breakdown_tokens if broken_down else config.document_tokens,
+        "document_tokens": config.breakdown_tokens if is_breakdown else config.document_tokens,
         "per_request": config.per_request,
         "capacity": config.capacity,
-        "requests": len(taken.values),
+        "requests": len(samples.values),
         "arm": arm,
         "unit": unit,
         "clock": clock_of(torch.device(config.device).type)[0],
         "value": value,
-        "low": taken.range[0],
-        "high": taken.range[1],
+        "low": samples.range[0],
+        "high": samples.range[1],
         "once_faster": once_faster,
         "paper": PAPER.get((label, alpha), "") if arm == "copies per position" else "",
     }

@@ -1,5 +1,5 @@
-"""Errors over the whole sweep beside their budgets, as rows: what ``tests/gpu/test_numerics.py``
-asserts, with its figures.
+"""Errors over the whole sweep with their budgets, as rows: the figures behind the assertions of
+``tests/gpu/test_numerics.py``.
 
     python -m looseleaf_lab.bench.numerics_table --output results/numerics.csv
 """
@@ -32,8 +32,8 @@ Row = dict[str, str | int | float]
 
 
 def decoded(scene: Scene, work: WorkList) -> AttnState:
-    """The rows of ``scene`` by ``work``, merged, from memory that was poisoned."""
-    # no patches here: planned lists go without slot positions to the kernels of the generation
+    """The merged rows of ``scene`` by ``work``, computed in poisoned memory."""
+    # no patches here: kernels for planned lists have no slot positions
     with poisoned():
         states = partial_attention(
             scene.q, scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule
@@ -43,7 +43,7 @@ def decoded(scene: Scene, work: WorkList) -> AttnState:
 
 
 def lists_of(scene: Scene) -> dict[str, WorkList]:
-    """Grouped or not, cut or not, by the portable tile and by those of planned lists."""
+    """Lists that are grouped or not, split or not, with the portable tile and with planned ones."""
     grouped = work_list(scene)
     lists = {"grouped": grouped, "alone, cut": work_list(scene, grouped=False, pages_per_item=7)}
     tiles = {f"planned, {m} rows": planned(grouped, Tile(m, 64, 4, 2, 1)) for m in (64, 128)}
@@ -51,34 +51,36 @@ def lists_of(scene: Scene) -> dict[str, WorkList]:
 
 
 def measure(shape: Shape, rows: int) -> Iterator[Row]:
-    """One row for every list of the ragged scene with ``rows`` rows."""
+    """One row per list of the ragged scene with ``rows`` rows."""
     scene = ragged_scene(rows, shape, rows)
     truth, plain = dense_attention(scene), plain_attention(scene)
-    there = truth.lse > -torch.inf
+    nonempty = truth.lse > -torch.inf
     for name, work in lists_of(scene).items():
         actual = decoded(scene, work)
         error, budget = error_and_budget(
-            actual.out[there], truth.out[there], plain.out[..., there, :], shape.dtype
+            actual.out[nonempty], truth.out[nonempty], plain.out[..., nonempty, :], shape.dtype
         )
         lse_error, lse_budget = error_and_budget(
-            actual.lse[there], truth.lse[there], plain.lse[..., there], torch.float32
+            actual.lse[nonempty], truth.lse[nonempty], plain.lse[..., nonempty], torch.float32
         )
-        away = (actual.out[there].double() - truth.out[there]).norm() / truth.out[there].norm()
+        relative_error = (actual.out[nonempty].double() - truth.out[nonempty]).norm() / truth.out[
+            nonempty
+        ].norm()
         yield {
             "list": name,
             "error": error,
             "budget": budget,
             "share_of_budget": error / budget,
             "lse_share_of_budget": lse_error / lse_budget,
-            "relative_error": float(away),
+            "relative_error": float(relative_error),
             "states_are_empty_where_they_should_be": int(
-                torch.equal(actual.lse == -torch.inf, ~there)
+                torch.equal(actual.lse == -torch.inf, ~nonempty)
             ),
         }
 
 
 def sweep(device: str, groups: Sequence[str], head_dims: Sequence[int]) -> Iterator[Row]:
-    """Rows of every shape of the sweep with such heads."""
+    """Rows of every shape of the sweep with these head groups."""
     for heads in groups:
         num_qo_heads, num_kv_heads = HEADS[heads]
         for head_dim in head_dims:
@@ -90,28 +92,26 @@ def sweep(device: str, groups: Sequence[str], head_dims: Sequence[int]) -> Itera
                     num_kv_heads=num_kv_heads,
                     head_dim=head_dim,
                 )
-                where: Row = {"heads": heads, "head_dim": head_dim, "rows": rows}
-                yield from (where | found for found in measure(shape, rows))
+                setting: Row = {"heads": heads, "head_dim": head_dim, "rows": rows}
+                yield from (setting | figures for figures in measure(shape, rows))
 
 
 def main() -> None:
-    """Measure, append and show the worst of every list."""
+    """Measure, append, and print the worst row of every list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--head-dims", nargs="+", type=int, default=list(HEAD_DIMS))
-    asked = parser.parse_args()
-    found = list(sweep(asked.device, asked.heads, asked.head_dims))
-    append_rows(asked.output, found, describe_origin())
+    options = parser.parse_args()
+    rows = list(sweep(options.device, options.heads, options.head_dims))
+    append_rows(options.output, rows, describe_origin())
     worst = [
-        max(
-            (row for row in found if row["list"] == name), key=lambda r: float(r["share_of_budget"])
-        )
-        for name in dict.fromkeys(row["list"] for row in found)
+        max((row for row in rows if row["list"] == name), key=lambda r: float(r["share_of_budget"]))
+        for name in dict.fromkeys(row["list"] for row in rows)
     ]
     columns = ["list", "heads", "head_dim", "rows", "share_of_budget", "relative_error"]
-    show_table(worst, f"the worst of {len(found)} rows", columns)
+    show_table(worst, f"the worst of {len(rows)} rows", columns)
 
 
 if __name__ == "__main__":

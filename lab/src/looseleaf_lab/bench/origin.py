@@ -1,6 +1,4 @@
-"""Where a figure comes from: commit, date, hardware, versions. Every row of results begins with
-it.
-"""
+"""The origin of a figure: commit, date, hardware, versions; the first columns of result rows."""
 
 import datetime
 import os
@@ -13,7 +11,7 @@ import torch
 
 
 def describe_origin() -> dict[str, str]:
-    """Columns that say when, on what and with which code a measurement was made."""
+    """The columns of a measurement's date, code and machine."""
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
         "commit": _commit(),
@@ -25,12 +23,12 @@ def describe_origin() -> dict[str, str]:
 
 
 def _commit() -> str:
-    # a copy without its history can't know
-    if told := os.environ.get("LOOSELEAF_COMMIT"):
-        return told
+    # a copy without history has no other source
+    if commit := os.environ.get("LOOSELEAF_COMMIT"):
+        return commit
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
-        # rows that a run before this one appended are no change of the code
+        # rows that an earlier run appended do not change the code
         changed = _git(
             "status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results"
         )
@@ -41,10 +39,10 @@ def _commit() -> str:
 
 def _git(*arguments: str) -> str:
     folder = Path(__file__).parent
-    done = subprocess.run(
+    result = subprocess.run(
         ["git", *arguments], capture_output=True, text=True, check=True, cwd=folder
     )
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def _hardware() -> str:

@@ -1,7 +1,7 @@
-"""The one way in which benchmarks report: a header, the step that runs, and the time left.
+"""Progress of benchmarks: a header, the running step, and the time left.
 
-A benchmark names its steps by `Progress.over`. Loops nest: the time left follows from the share of
-all loops that is done, as if steps of one loop took equally long."""
+A benchmark names its steps by `Progress.over`. Loops nest. The time left follows from the finished
+share of all loops; steps of a loop count by their ``work``, by default equally."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Reports nothing: for benchmarks that are called from Python."""
+    """Reports nothing: the default for calls from Python."""
 
     def over(
         self,
@@ -26,8 +26,9 @@ class Progress:
         name: Callable[[Item], str] = str,
         work: Callable[[Item], float] = lambda item: 1.0,
     ) -> Iterator[Item]:
-        """The items, each reported by its ``name`` before it is yielded; ``work`` is its part of
-        the loop's time, in any unit."""
+        """The items, each reported by its ``name`` before it is yielded.
+
+        ``work`` is the item's part of the loop's time, in any unit."""
         yield from items
 
     def stage(self, name: str) -> None:
@@ -39,32 +40,32 @@ SILENT = Progress()
 
 @dataclass(eq=False)
 class _Loop:
-    """Work of a loop, of its finished steps, and of the step that runs."""
+    """Work of a loop, of its finished steps, and of the running step."""
 
     total: float
-    done: float = 0.0
+    finished: float = 0.0
     running: float = 0.0
 
 
 class ConsoleProgress(Progress):
-    """Lines on a console: each step of the outermost loop, and an inner one after five silent
-    seconds. A terminal shows a live line instead of the inner ones."""
+    """Prints each step of the outermost loop, and an inner one after five silent seconds. A
+    terminal shows a live line instead of the inner ones."""
 
     def __init__(self, console: "Console", clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._begun = self._last = clock()
+        self._start = self._last = clock()
         self._loops: list[_Loop] = []
         self._live: Callable[[str], None] | None = None
 
     def header(self, title: str, facts: Mapping[str, object]) -> None:
-        """Prints the title, and a line for each fact."""
+        """Prints the title, and a line per fact."""
         self._print(title)
         for name, fact in facts.items():
             self._print(f"  {name}: {fact}")
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Keeps a line with the running step at the end of a terminal."""
+        """Keeps a line with the running step at the bottom of a terminal."""
         if not self._console.is_terminal:
             yield
             return
@@ -81,15 +82,17 @@ class ConsoleProgress(Progress):
         name: Callable[[Item], str] = str,
         work: Callable[[Item], float] = lambda item: 1.0,
     ) -> Iterator[Item]:
-        every: Sequence[Item] = [*items]
-        loop = _Loop(sum(map(work, every)))
+        item_list: Sequence[Item] = [*items]
+        loop = _Loop(sum(map(work, item_list)))
         self._loops.append(loop)
         try:
-            for number, item in enumerate(every, 1):
+            for number, item in enumerate(item_list, 1):
                 loop.running = work(item)
-                self._report(f"{number} of {len(every)}: {name(item)}", inner=len(self._loops) > 1)
+                self._report(
+                    f"{number} of {len(item_list)}: {name(item)}", inner=len(self._loops) > 1
+                )
                 yield item
-                loop.done += loop.running
+                loop.finished += loop.running
         finally:
             self._loops.remove(loop)
 
@@ -97,31 +100,31 @@ class ConsoleProgress(Progress):
         self._report(name, inner=False)
 
     def share(self) -> float:
-        """The part of all loops that is done, from 0 to 1."""
+        """The finished share of all loops, from 0 to 1."""
         share, scale = 0.0, 1.0
         for loop in self._loops:
-            share += scale * loop.done / (loop.total or 1.0)
+            share += scale * loop.finished / (loop.total or 1.0)
             scale *= loop.running / (loop.total or 1.0)
         return share
 
     def _report(self, text: str, *, inner: bool) -> None:
         now = self._clock()
-        line = f"{now - self._begun:7.1f} s  {text}{self._left(now)}"
+        line = f"{now - self._start:7.1f} s  {text}{self._time_left(now)}"
         if self._live is not None:
             self._live(line)
         if not inner or (self._live is None and now - self._last >= _BETWEEN_LINES):
             self._last = now
             self._print(line)
 
-    def _left(self, now: float) -> str:
-        share, spent = self.share(), now - self._begun
-        if share < _LEAST_SHARE or spent < _LEAST_SECONDS:
+    def _time_left(self, now: float) -> str:
+        share, elapsed = self.share(), now - self._start
+        if share < _LEAST_SHARE or elapsed < _LEAST_SECONDS:
             return ""
-        seconds = spent * (1 - share) / share
-        left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        seconds = elapsed * (1 - share) / share
+        text = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
         if seconds > 2 * 3600:
-            left = f"{seconds / 3600:.1f} h"
-        return f" (about {left} left)"
+            text = f"{seconds / 3600:.1f} h"
+        return f" (about {text} left)"
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

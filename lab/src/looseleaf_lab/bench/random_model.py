@@ -1,6 +1,6 @@
-"""Engines over random weights of real shapes, made on the device without a checkpoint file.
+"""Engines over random weights of real shapes, created on the device without a checkpoint file.
 
-For speed only: a random model's answers mean nothing."""
+For speed only: the answers of a random model are meaningless."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ MODEL_SHAPES = {
         norm_eps=1e-5,
         torch_dtype="bfloat16",
     ),
-    # the reference model's, with room for long prompts
+    # the reference model's shape, with a longer context
     "small": ModelConfig(
         family="llama",
         vocab_size=2048,
@@ -65,14 +65,14 @@ MODEL_SHAPES = {
 
 
 def model_shape(name: str) -> ModelConfig:
-    """The shape of that name. Raises InvalidOption if there is none."""
+    """The shape of that name. Raises InvalidOption for an unknown name."""
     if name not in MODEL_SHAPES:
-        raise InvalidOption(f"unknown shape {name!r}: there are {', '.join(MODEL_SHAPES)}")
+        raise InvalidOption(f"unknown shape {name!r}: use one of {', '.join(MODEL_SHAPES)}")
     return MODEL_SHAPES[name]
 
 
 def random_decoder(shape: str, device: torch.device) -> Decoder:
-    """A model with random weights in the shape's dtype, which several engines may share.
+    """A model with random weights in the shape's dtype; several engines may share it.
 
     Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
     """
@@ -83,7 +83,7 @@ def random_decoder(shape: str, device: torch.device) -> Decoder:
 def random_engine(
     shape: str, config: EngineConfig, device: torch.device, decoder: Decoder | None = None
 ) -> Engine:
-    """An engine over random weights, or over ``decoder``'s; token ids are all that it understands.
+    """An engine over random weights, or over ``decoder``'s. Prompts must be token ids.
 
     Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
     """
@@ -100,12 +100,12 @@ def random_engine(
 
 
 def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Normal weights whose outputs neither vanish nor overflow; norms weigh 1. No biases."""
+    """Normal weights with outputs of order 1; norms have weight 1. No biases."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, inner = model.hidden_size, model.intermediate_size
     q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
 
-    def drawn(rows: int, columns: int) -> Tensor:
+    def random_weight(rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
         return weight.normal_(0.0, columns**-0.5, generator=generator)
 
@@ -113,7 +113,7 @@ def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         return Norm(torch.ones(hidden, dtype=dtype, device=device))
 
     def projection(rows: int, columns: int) -> Projection:
-        return pack(Projection(drawn(rows, columns)))
+        return pack(Projection(random_weight(rows, columns)))
 
     layers = tuple(
         LayerWeights(
@@ -127,4 +127,4 @@ def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         for _ in range(model.num_layers)
     )
     head = projection(model.vocab_size, hidden)
-    return DecoderWeights(drawn(model.vocab_size, hidden), layers, norm(), head)
+    return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)

@@ -1,12 +1,12 @@
-"""``bench rate``: first tokens while requests arrive, by what is computed of their documents; what
-CacheBlend (arXiv 2405.16444) claims about throughput.
+"""``bench rate``: first tokens while requests arrive, by policy for their documents; the throughput
+claims of CacheBlend (arXiv 2405.16444).
 
-Every request takes some of a world's documents in an order of its own, and a question. Arms: the
-whole prompt as text (full recompute), text that begins as one before it did (prefix caching), plain
-reuse, and reuse with a share of the tokens computed again. Rates rise until a first token takes
-more than `LIMIT` times what it takes a full recompute alone. First tokens alone are measured for
-other numbers and lengths of documents too, and of several requests at once; MapReduce and
-MapRerank ask about each document by itself. Random weights and tokens: times, never quality."""
+Every request reads some documents of a world in its own order, then a question. The arms are full
+recompute of the prompt as text, prefix caching, plain reuse, and reuse with a share of the tokens
+recomputed. Rates rise until a first token takes `LIMIT` times an unloaded full recompute. Unloaded
+first tokens are also measured for other numbers and lengths of documents, and for batches.
+MapReduce and MapRerank ask about each document separately. Weights and tokens are random: the
+figures are times, never quality."""
 
 import random
 import statistics
@@ -22,30 +22,31 @@ from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-from looseleaf_lab.bench.arrivals import arrive_at_random, serve
+from looseleaf_lab.bench.arrivals import poisson_arrivals, serve
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.random_model import random_engine
 from looseleaf_lab.bench.results import Row
-from looseleaf_lab.bench.timing import Repeated, clock_of, measure_in_turn
+from looseleaf_lab.bench.timing import Samples, clock_of, measure_in_turn
 
-Chosen = Sequence[int]
+DocumentNumbers = Sequence[int]
 LIMIT = 3.0
-"""Past so many times a full recompute alone, a first token comes too late."""
+"""Limit of the mean first token, as a multiple of an unloaded full recompute."""
 PAPER = {"first token alone": "2.2 to 3.3", "highest rate": "2.8 to 5"}
-"""How many times sooner, or more, than full recompute; 2 to 5 times sooner than MapReduce."""
+"""Factors over full recompute, from the paper; over MapReduce they are 2 to 5."""
 PARTS = ("rates", "sizes")
 _RATES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
-# so many first tokens' time a rate is held
+# duration of a rate, in unloaded first tokens
 _FIRST_TOKENS = 10
 
 
 @dataclass(frozen=True)
 class RateConfig:
-    """A request takes ``per_request`` of ``documents``. Each of ``rates`` is held for ten times
-    what a first token takes alone, ``hold`` seconds at least and ``longest`` at most, and for
-    ``arrivals`` requests at least, answers of ``output`` tokens. A map call writes
-    ``summary`` tokens. Documents are computed again by ``selectors`` at ``ratio``. ``batches`` come
-    at once."""
+    """A request reads ``per_request`` of ``documents`` and writes ``output`` tokens.
+
+    Each of ``rates`` lasts ten unloaded first tokens, but at least ``hold`` and at most ``longest``
+    seconds, and has at least ``arrivals`` requests. A map call writes ``summary`` tokens.
+    ``selectors`` recompute a share ``ratio`` of the documents. Each of ``batches`` is a number of
+    requests that arrive together."""
 
     shape: str = "llama-3.1-8b"
     device: str = "cuda"
@@ -69,25 +70,25 @@ class RateConfig:
         return self.per_request * self.document_tokens + self.question
 
     def sizes(self) -> "list[tuple[RateConfig, int]]":
-        """Half and twice the documents, half and twice their length, and several at once."""
-        few, short = max(1, self.per_request // 2), max(16, self.document_tokens // 2)
-        others = [
-            *(replace(self, per_request=n) for n in (few, 2 * self.per_request)),
-            *(replace(self, document_tokens=n) for n in (short, 2 * self.document_tokens)),
+        """Half and twice the documents, half and twice their length, and batches."""
+        half_count, half_length = max(1, self.per_request // 2), max(16, self.document_tokens // 2)
+        configs = [
+            *(replace(self, per_request=n) for n in (half_count, 2 * self.per_request)),
+            *(replace(self, document_tokens=n) for n in (half_length, 2 * self.document_tokens)),
         ]
-        # no request takes a document twice
-        alone = [(c, 1) for c in others if c.per_request <= c.documents]
-        return alone + [(self, batch) for batch in self.batches]
+        # a request has distinct documents
+        sized = [(c, 1) for c in configs if c.per_request <= c.documents]
+        return sized + [(self, batch) for batch in self.batches]
 
-    def arriving(self, rate: float, alone: float = 0.0) -> int:
-        """How many requests arrive at a rate, whose first tokens take ``alone`` seconds when nobody
-        else is there: a queue must have the time to grow."""
-        held = max(self.hold, min(_FIRST_TOKENS * alone, self.longest))
-        return max(self.arrivals, round(rate * held))
+    def num_arrivals(self, rate: float, unloaded: float = 0.0) -> int:
+        """Number of requests at a rate whose unloaded first tokens take ``unloaded`` seconds: long
+        enough for a queue to grow."""
+        duration = max(self.hold, min(_FIRST_TOKENS * unloaded, self.longest))
+        return max(self.arrivals, round(rate * duration))
 
     def policies(self) -> dict[str, Fuse]:
-        """The fuse policies by the names of their arms. Raises InvalidOption for a selector that
-        takes no ratio, or is none."""
+        """The fuse policies by arm. Raises InvalidOption for an unknown selector, or for one
+        without a ratio."""
         return {
             f"{name}, ratio {self.ratio:g}": Fuse(name, ratio=self.ratio)  # type: ignore[arg-type]
             for name in self.selectors
@@ -95,16 +96,16 @@ class RateConfig:
 
 
 def small(device: str) -> RateConfig:
-    """Sizes for a processor: the reference model's shape."""
+    """Sizes for a CPU: the reference model's shape."""
     sizes = RateConfig("small", device)
     return replace(sizes, documents=12, document_tokens=128, summary=16)
 
 
 class Service:
-    """One engine and its documents; ``ask`` adds a request."""
+    """One engine and its documents."""
 
     def __init__(self, config: RateConfig) -> None:
-        # twice of everything, for other sizes
+        # twice each size, for the larger variants of `sizes`
         room = 2 * (config.prompt_tokens + config.output + 32 * (config.per_request + 2))
         tokens = 2 * config.documents * (config.document_tokens + 16)
         tokens += max(config.arrivals, *config.batches) * room
@@ -114,21 +115,21 @@ class Service:
             cache=CacheConfig(num_pages=-(-tokens // 16)),
         )
         self.engine: Engine = random_engine(config.shape, settings, torch.device(config.device))
-        # as a server does: a kernel that is compiled among requests is all that they wait for
+        # without it, requests would wait for kernels to compile
         self.engine.runner.warm_up()
         self.clock = clock_of(self.engine.runner.model.device.type)[1]
         self._random = random.Random(0)
         self._vocabulary = range(2, self.engine.runner.model.config.vocab_size)
         self._names = count()
-        self.turn_to(config)
+        self.resize(config)
 
-    def turn_to(self, config: RateConfig) -> None:
-        """Go on with new documents of other sizes."""
+    def resize(self, config: RateConfig) -> None:
+        """Replace the documents by new ones of other sizes."""
         self.config = config
         self.texts = [self.tokens(config.document_tokens) for _ in range(config.documents)]
 
     def tokens(self, length: int) -> tuple[int, ...]:
-        """Tokens that nobody has seen."""
+        """New random tokens."""
         return tuple(self._random.choices(self._vocabulary, k=length))
 
     def draw(self) -> list[int]:
@@ -136,7 +137,7 @@ class Service:
         return self._random.sample(range(self.config.documents), self.config.per_request)
 
     def add(self, prompt: PromptParts, output: int, fuse: Fuse | None = None) -> RequestProgress:
-        """A request with so many tokens of answer, not yet begun."""
+        """A request with ``output`` tokens of answer, not started."""
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         return self.engine.add(Request(f"rate-{next(self._names)}", prompt, params, fuse=fuse))
 
@@ -147,45 +148,46 @@ class Service:
     def question(self) -> TextPart:
         return TextPart(self.tokens(self.config.question))
 
-    def unseen(self, chosen: Chosen) -> PromptParts:
-        """The documents as text whose first token nobody has begun with."""
-        text = tuple(token for n in chosen for token in self.texts[n])
+    def uncached_text(self, numbers: DocumentNumbers) -> PromptParts:
+        """The documents as text with a new beginning, so no prefix is cached."""
+        text = tuple(token for n in numbers for token in self.texts[n])
         return (TextPart((*self.tokens(16), *text[16:], *self.question().tokens)),)
 
-    def text(self, chosen: Chosen) -> PromptParts:
-        """The documents as text, whose first one is cached."""
-        text = tuple(token for n in chosen for token in self.texts[n])
+    def cached_text(self, numbers: DocumentNumbers) -> PromptParts:
+        """The documents as text; the first one may be a cached prefix."""
+        text = tuple(token for n in numbers for token in self.texts[n])
         return (TextPart((*text, *self.question().tokens)),)
 
-    def parts(self, chosen: Chosen) -> PromptParts:
-        """The documents as such."""
-        return (*(DocumentPart(self.texts[n], 0, "document") for n in chosen), self.question())
+    def as_documents(self, numbers: DocumentNumbers) -> PromptParts:
+        """The documents as segments."""
+        return (*(DocumentPart(self.texts[n], 0, "document") for n in numbers), self.question())
 
 
 @dataclass(frozen=True)
 class Arm:
-    """How prompts are made, what is in the cache before, and the policy of requests. ``stays``:
-    requests leave in the cache what was there."""
+    """A kind of prompt, the prompts that are cached before it, and a fuse policy.
 
-    make: Callable[[Chosen], PromptParts]
-    cached: Callable[[Chosen], PromptParts] | None = None
+    ``keeps_cache``: requests evict nothing that the arm needs cached."""
+
+    make_prompt: Callable[[DocumentNumbers], PromptParts]
+    cached: Callable[[DocumentNumbers], PromptParts] | None = None
     fuse: Fuse | None = None
-    stays: bool = False
+    keeps_cache: bool = False
 
 
 def arms_of(service: Service) -> dict[str, Arm]:
-    """All arms, full recompute first."""
-    reuse = Arm(service.parts, service.parts, stays=True)
+    """All arms; full recompute is the first."""
+    reuse = Arm(service.as_documents, service.as_documents, keeps_cache=True)
     return {
-        "full recompute": Arm(service.unseen),
-        "prefix caching": Arm(service.text, service.text),
+        "full recompute": Arm(service.uncached_text),
+        "prefix caching": Arm(service.cached_text, service.cached_text),
         "reuse": reuse,
         **{name: replace(reuse, fuse=fuse) for name, fuse in service.config.policies().items()},
     }
 
 
-def fill(service: Service, arm: Arm, numbers: Chosen) -> None:
-    """These documents in the cache as the arm finds them, and nothing else."""
+def fill(service: Service, arm: Arm, numbers: DocumentNumbers) -> None:
+    """Cache these documents in the form the arm needs, and nothing else."""
     service.engine.store.evict_idle()
     if arm.cached is not None:
         for number in numbers:
@@ -196,29 +198,29 @@ def fill(service: Service, arm: Arm, numbers: Chosen) -> None:
 def measure(
     config: RateConfig, parts: Sequence[str] = PARTS, progress: Progress = SILENT
 ) -> Iterator[Row]:
-    """First tokens alone; then, as ``parts`` say, for every arm first tokens at rising rates and
-    the highest rate that was kept up with, and first tokens for other sizes."""
+    """Rows of unloaded first tokens; then, for ``parts``, first tokens at rising rates with the
+    highest rate of each arm, and first tokens for other sizes."""
     progress.stage("making the model")
     service = Service(config)
     arms = arms_of(service)
-    timed = {name: partial(_at_once, service, arm, 1) for name, arm in arms.items()}
-    mapped = {
-        "map-reduce": partial(_mapped, service, reduced=True),
-        "map-rerank": partial(_mapped, service, reduced=False),
+    timed = {name: partial(_batch_wait, service, arm, 1) for name, arm in arms.items()}
+    map_arms = {
+        "map-reduce": partial(_map_seconds, service, reduced=True),
+        "map-rerank": partial(_map_seconds, service, reduced=False),
     }
     progress.stage("first tokens alone")
-    taken = measure_in_turn(timed | mapped, config.repetitions, progress=progress)
-    yield from _compared(config, "first token alone", taken)
-    full = statistics.fmean(taken["full recompute"].values)
+    samples = measure_in_turn(timed | map_arms, config.repetitions, progress=progress)
+    yield from _compared(config, "first token alone", samples)
+    full = statistics.fmean(samples["full recompute"].values)
     if "rates" in parts:
         yield from _rising(service, arms, full, progress)
     sizes = config.sizes() if "sizes" in parts else ()
     for sized, batch in progress.over(sizes, _size_name):
-        service.turn_to(sized)
-        timed = {name: partial(_at_once, service, arm, batch) for name, arm in arms.items()}
-        taken = measure_in_turn(timed, config.repetitions, progress=progress)
+        service.resize(sized)
+        timed = {name: partial(_batch_wait, service, arm, batch) for name, arm in arms.items()}
+        samples = measure_in_turn(timed, config.repetitions, progress=progress)
         label = "first token alone" if batch == 1 else f"first token, {batch} at once"
-        yield from _compared(sized, label, taken)
+        yield from _compared(sized, label, samples)
         service.engine.check()
 
 
@@ -227,94 +229,94 @@ def _size_name(size: tuple[RateConfig, int]) -> str:
     return f"{config.per_request} documents of {config.document_tokens}, {batch} at once"
 
 
-def _compared(config: RateConfig, label: str, taken: dict[str, Repeated]) -> Iterator[Row]:
-    full = statistics.fmean(taken["full recompute"].values)
-    for name, seconds in taken.items():
+def _compared(config: RateConfig, label: str, samples: dict[str, Samples]) -> Iterator[Row]:
+    full = statistics.fmean(samples["full recompute"].values)
+    for name, seconds in samples.items():
         yield _row(config, (label, name), seconds, full / statistics.fmean(seconds.values))
 
 
 def _rising(
     service: Service, arms: dict[str, Arm], full: float, progress: Progress
 ) -> Iterator[Row]:
-    """First tokens at rising rates, and the highest that each arm keeps up with; ``full`` is what a
-    first token takes a full recompute alone."""
+    """First tokens at rising rates, and the highest sustained rate of each arm.
+
+    ``full`` is an unloaded full recompute (s)."""
     config, highest = service.config, dict[str, float]()
     for name, arm in progress.over(arms.items(), lambda arm: f"rising rates, {arm[0]}"):
-        # what is captured and compiled once is then there
+        # this fill also captures graphs and compiles kernels
         fill(service, arm, range(config.documents))
-        alone = min(_first_tokens(service, arm, 1 / full).values)
+        unloaded = min(_first_tokens(service, arm, 1 / full).values)
         highest[name] = 0.0
         for rate in progress.over(config.rates, lambda rate: f"{rate:g} requests/s"):
-            if not arm.stays:
+            if not arm.keeps_cache:
                 fill(service, arm, range(config.documents))
-            waited = _first_tokens(service, arm, rate, alone)
-            mean = statistics.fmean(waited.values)
-            yield _row(config, ("first token", name), waited, full / mean, rate)
+            waits = _first_tokens(service, arm, rate, unloaded)
+            mean = statistics.fmean(waits.values)
+            yield _row(config, ("first token", name), waits, full / mean, rate)
             if mean > LIMIT * full:
                 break
             highest[name] = rate
         service.engine.check()
     for name, rate in highest.items():
-        more = rate / highest["full recompute"] if highest["full recompute"] else ""
-        yield _row(config, ("highest rate", name), Repeated((rate,)), more)
+        ratio = rate / highest["full recompute"] if highest["full recompute"] else ""
+        yield _row(config, ("highest rate", name), Samples((rate,)), ratio)
 
 
-def _at_once(service: Service, arm: Arm, batch: int) -> float:
-    """Mean seconds to the first tokens of requests that come at once, when nobody else is there."""
-    drawn = [service.draw() for _ in range(batch)]
-    fill(service, arm, sorted({number for chosen in drawn for number in chosen}))
-    prompts = [arm.make(chosen) for chosen in drawn]
-    waited = serve(
+def _batch_wait(service: Service, arm: Arm, batch: int) -> float:
+    """Mean wait for the first tokens of a batch on an idle engine (s)."""
+    orders = [service.draw() for _ in range(batch)]
+    fill(service, arm, sorted({number for numbers in orders for number in numbers}))
+    prompts = [arm.make_prompt(numbers) for numbers in orders]
+    waits = serve(
         service.engine,
         service.clock,
         lambda number: service.add(prompts[number], 1, arm.fuse),
         [0.0] * batch,
     )
-    return statistics.fmean(one.first for one in waited)
+    return statistics.fmean(wait.first for wait in waits)
 
 
-def _mapped(service: Service, *, reduced: bool) -> float:
-    """Seconds to the first token of an answer that is made of one about each document; nothing is
-    cached."""
+def _map_seconds(service: Service, *, reduced: bool) -> float:
+    """Seconds to the first token of an answer from one call per document, with an empty cache."""
     config = service.config
     service.engine.store.evict_idle()
-    chosen, question = service.draw(), service.question()
-    prompts = [(TextPart((*service.texts[n], *question.tokens)),) for n in chosen]
-    notes = TextPart((*service.tokens(len(chosen) * config.summary), *question.tokens))
-    begun = service.clock()
+    numbers, question = service.draw(), service.question()
+    prompts = [(TextPart((*service.texts[n], *question.tokens)),) for n in numbers]
+    notes = TextPart((*service.tokens(len(numbers) * config.summary), *question.tokens))
+    start = service.clock()
     for prompt in prompts:
         service.add(prompt, config.summary)
     service.finish()
     if reduced:
         service.add((notes,), 1)
         service.finish()
-    return service.clock() - begun
+    return service.clock() - start
 
 
-def _first_tokens(service: Service, arm: Arm, rate: float, alone: float = 0.0) -> Repeated:
-    """What requests wait for their first token when so many a second arrive, see `arriving`."""
+def _first_tokens(service: Service, arm: Arm, rate: float, unloaded: float = 0.0) -> Samples:
+    """Waits for first tokens at ``rate`` requests/s; `num_arrivals` sets their number."""
     config = service.config
-    prompts = [arm.make(service.draw()) for _ in range(config.arriving(rate, alone))]
-    waited = serve(
+    prompts = [arm.make_prompt(service.draw()) for _ in range(config.num_arrivals(rate, unloaded))]
+    waits = serve(
         service.engine,
         service.clock,
         lambda number: service.add(prompts[number], config.output, arm.fuse),
-        arrive_at_random(rate, len(prompts)),
+        poisson_arrivals(rate, len(prompts)),
     )
-    return Repeated(tuple(one.first for one in waited))
+    return Samples(tuple(wait.first for wait in waits))
 
 
 def _row(
     config: RateConfig,
-    what: tuple[str, str],
-    taken: Repeated,
+    label: tuple[str, str],
+    samples: Samples,
     times_full: float | str,
     rate: float | str = "",
 ) -> Row:
-    measurement, arm = what
+    measurement, arm = label
     is_rate = measurement == "highest rate"
     scale = 1.0 if is_rate else 1e3
-    ordered = sorted(scale * value for value in taken.values)
+    ordered = sorted(scale * value for value in samples.values)
     return {
         "model": f"{config.shape}, random",
         "measurement": measurement,

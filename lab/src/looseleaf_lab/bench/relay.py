@@ -1,9 +1,9 @@
-"""``bench relay``: what a prompt that all requests begin with costs, against the two baselines of
-RelayAttention (arXiv 2402.14808): private copies of it, and shared pages that each row reads anew.
+"""``bench relay``: the cost of a prefix that all requests share, against the baselines of
+RelayAttention (arXiv 2402.14808): private copies of it, and shared pages without shared reads.
 
-The operator's speed-up stands beside the paper's model, (s + c + 2) / (s/b + c + 7) for s shared
-and c private keys and b rows (its equation 10), and beside what its authors measured. Throughput,
-and the request rate at a fixed latency per token, are of whole engines over random weights."""
+Rows of the operator include the paper's model (equation 10) and its measured speed-ups. The model
+is (s + c + 2) / (s/b + c + 7) for s shared and c private keys and b rows. Throughput, and the
+request rate at a fixed latency per token, come from whole engines over random weights."""
 
 import random
 import statistics
@@ -20,7 +20,7 @@ from looseleaf.engine.progress import RequestProgress
 from looseleaf.models import Decoder
 from looseleaf.prompt.request import Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-from looseleaf_lab.bench.arrivals import arrive_at_random, serve
+from looseleaf_lab.bench.arrivals import poisson_arrivals, serve
 from looseleaf_lab.bench.attention import AttentionConfig, Bench
 from looseleaf_lab.bench.attention_cases import AttentionShape, Case, private, shared
 from looseleaf_lab.bench.attention_check import Truth, check
@@ -29,17 +29,17 @@ from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.random_model import random_decoder, random_engine
 from looseleaf_lab.bench.replays import seconds_of
 from looseleaf_lab.bench.results import Row
-from looseleaf_lab.bench.timing import Repeated, clock_of, measure_in_turn
+from looseleaf_lab.bench.timing import Samples, clock_of, measure_in_turn
 
 Prompts = Sequence[tuple[TextPart]]
 
 PARTS = ("operator", "throughput", "few-shot", "rate")
 _LEAST_ARRIVALS = 12
 _SHOT_OUTPUT = 32
-# of the rate at which requests that come at once are answered
+# shares of the throughput of a whole batch, as rates to try
 _SHARES = (0.125, 0.25, 0.5, 0.75, 0.875, 1.0)
 
-# A40, 52 heads of 128, 128 private keys, from the published code's own table: rows, then prefix
+# A40, 52 heads of 128, 128 private keys, from the published code's table: by rows, then by prefix
 PAPER_SPEEDUPS = {
     1: {64: 0.85, 512: 0.73, 2048: 0.85, 8192: 0.94, 16384: 0.97},
     4: {64: 1.01, 512: 1.88, 2048: 2.64, 8192: 3.54, 16384: 3.79},
@@ -52,10 +52,11 @@ PAPER_SPEEDUPS = {
 
 @dataclass(frozen=True)
 class RelayConfig:
-    """Prefixes and batches to sweep, ``private`` keys of each row. Engines of ``shape`` answer
-    ``requests`` prompts of ``private`` tokens behind a prefix by ``output`` tokens each. A rate is
-    that at which a token takes ``latency_factor`` times what it takes one request alone, by rates
-    that are each tried for about ``rate_seconds``."""
+    """Prefixes and batches to sweep, with ``private`` keys per row.
+
+    Engines of ``shape`` answer ``requests`` prompts of ``private`` tokens after a prefix, with
+    ``output`` tokens each. A rate is the one whose latency per token is ``latency_factor`` times
+    that of a single request; each tried rate lasts about ``rate_seconds``."""
 
     heads: AttentionShape = field(default_factory=AttentionShape)
     device: str = "cuda"
@@ -78,7 +79,7 @@ def predicted(shared_keys: int, private_keys: int, rows: int) -> float:
 
 
 def measure_operator(config: RelayConfig, progress: Progress = SILENT) -> Iterator[Row]:
-    """Decode attention of a layer: one row for each arm of each prefix and batch.
+    """Decode attention of a layer: one row per arm, prefix and batch.
 
     Raises BenchmarkRefused if an answer is wrong."""
     cells = [(prefix, rows) for prefix in config.prefixes for rows in config.batches]
@@ -91,20 +92,20 @@ def _cell_name(cell: tuple[int, int]) -> str:
 
 
 def _measure_cell(config: RelayConfig, prefix: int, rows: int, progress: Progress) -> Iterator[Row]:
-    together = shared(config.heads, rows, prefix, tail=config.private)
-    copies = private(config.heads, rows, prefix + config.private)
-    pages = max(together.num_pages, copies.num_pages)
+    sharing_case = shared(config.heads, rows, prefix, tail=config.private)
+    private_case = private(config.heads, rows, prefix + config.private)
+    pages = max(sharing_case.num_pages, private_case.num_pages)
     sizes = AttentionConfig(config.heads, device=config.device)
-    bench = Bench(sizes, pages, max(together.longest, copies.longest))
+    bench = Bench(sizes, pages, max(sharing_case.longest, private_case.longest))
     arms = {
-        "relay": _arm(bench, together, grouping=True),
-        "shared pages": _arm(bench, together, grouping=False),
-        "private copies": _arm(bench, copies, grouping=False),
+        "relay": _arm(bench, sharing_case, grouping=True),
+        "shared pages": _arm(bench, sharing_case, grouping=False),
+        "private copies": _arm(bench, private_case, grouping=False),
     }
-    taken = measure_in_turn(arms, config.repetitions, progress=progress)
+    samples = measure_in_turn(arms, config.repetitions, progress=progress)
     layers = config.heads.layers
-    ours = taken["relay"].median
-    for name, seconds in taken.items():
+    ours = samples["relay"].median
+    for name, seconds in samples.items():
         yield {
             "measurement": "decode attention",
             "model": f"{config.heads.num_qo_heads}/{config.heads.num_kv_heads} heads of "
@@ -116,7 +117,7 @@ def _measure_cell(config: RelayConfig, prefix: int, rows: int, progress: Progres
             "arm": name,
             "unit": "us a layer",
             "clock": clock_of(torch.device(config.device).type)[0],
-            **_spread(Repeated(tuple(1e6 * s / layers for s in seconds.values))),
+            **_spread(Samples(tuple(1e6 * s / layers for s in seconds.values))),
             "relay_faster": seconds.median / ours,
             "predicted": predicted(prefix, config.private, rows)
             if name == "private copies"
@@ -144,13 +145,13 @@ def _arm(bench: Bench, case: Case, *, grouping: bool) -> Callable[[], float]:
     return timed
 
 
-def _spread(taken: Repeated) -> dict[str, float]:
-    low, high = taken.range
-    return {"median": taken.median, "low": low, "high": high}
+def _spread(samples: Samples) -> dict[str, float]:
+    low, high = samples.range
+    return {"median": samples.median, "low": low, "high": high}
 
 
 class Service:
-    """An engine that is asked for prompts of random tokens; ``grouping`` shares the reads."""
+    """An engine for prompts of random tokens; ``grouping`` shares the reads of a prefix."""
 
     def __init__(self, config: RelayConfig, decoder: Decoder, *, grouping: bool) -> None:
         self.config = config
@@ -164,7 +165,7 @@ class Service:
         )
         device = torch.device(config.device)
         self.engine: Engine = random_engine(config.shape, settings, device, decoder)
-        # a capture in the midst of a second of requests would be most of what they wait for
+        # without it, requests would wait for a capture
         self.engine.runner.warm_up()
         self.clock = clock_of(self.engine.runner.model.device.type)[1]
         self._names = count()
@@ -174,8 +175,7 @@ class Service:
         return self.engine.add(Request(f"relay-{next(self._names)}", prompt, params))
 
     def batch(self, prompts: Prompts, output: int) -> float:
-        """Requests a second when all come at once; the cache is empty but for the first's prompt,
-        as a service's system prompt is there before its users are."""
+        """Requests/s of a batch; only the first prompt is cached, as a system prompt would be."""
         self.engine.store.evict_idle()
         self.serve(prompts[:1], [0.0], 1)
         start = self.clock()
@@ -186,49 +186,53 @@ class Service:
         return len(prompts) / (self.clock() - start)
 
     def serve(self, prompts: Prompts, arrivals: Sequence[float], output: int) -> float:
-        """Mean seconds per output token, from the arrival to the last token, of prompts that arrive
-        at these times."""
-        waited = serve(
+        """Mean seconds per output token, from a prompt's arrival to its last token."""
+        waits = serve(
             self.engine, self.clock, lambda number: self.add(prompts[number], output), arrivals
         )
-        return sum(one.last for one in waited) / len(waited) / output
+        return sum(wait.last for wait in waits) / len(waits) / output
 
 
 def make_prompts(
-    prefix: int, private: int, number: int, *, alike: bool, vocabulary: int
+    prefix: int, private: int, number: int, *, shared_prefix: bool, vocabulary: int
 ) -> Prompts:
-    """Prompts behind one prefix, or each behind one of its own of the same length."""
-    rng = random.Random(f"{prefix} {alike}")
+    """``number`` prompts with one common prefix, or with private prefixes of the same length."""
+    rng = random.Random(f"{prefix} {shared_prefix}")
 
     def tokens(length: int) -> tuple[int, ...]:
         return tuple(rng.choices(range(2, vocabulary), k=length))
 
     first = tokens(prefix)
     return [
-        (TextPart((first if alike else tokens(prefix)) + tokens(private)),) for _ in range(number)
+        (TextPart((first if shared_prefix else tokens(prefix)) + tokens(private)),)
+        for _ in range(number)
     ]
 
 
 @dataclass(frozen=True)
 class _Arm:
-    """One way of serving prompts that begin alike, or that could have."""
+    """A service and its kind of prompts: with a common prefix or with private ones."""
 
     service: Service
-    alike: bool
+    shared_prefix: bool
 
     def prompts(self, prefix: int, number: int) -> Prompts:
-        """So many prompts behind a prefix."""
+        """``number`` prompts after a prefix."""
         service = self.service
         vocabulary = service.engine.runner.model.config.vocab_size
         return make_prompts(
-            prefix, service.config.private, number, alike=self.alike, vocabulary=vocabulary
+            prefix,
+            service.config.private,
+            number,
+            shared_prefix=self.shared_prefix,
+            vocabulary=vocabulary,
         )
 
 
 def measure(
     config: RelayConfig, parts: Sequence[str] = PARTS, progress: Progress = SILENT
 ) -> Iterator[Row]:
-    """The rows of ``parts``, in the order of `PARTS`, as they are measured.
+    """Rows of ``parts``, in the order of `PARTS`, as they are measured.
 
     Raises BenchmarkRefused if an answer of the operator is wrong."""
     if "operator" in parts:
@@ -237,94 +241,95 @@ def measure(
         return
     progress.stage("making two engines")
     decoder = random_decoder(config.shape, torch.device(config.device))
-    together = Service(config, decoder, grouping=True)
-    apart = Service(config, decoder, grouping=False)
+    grouped = Service(config, decoder, grouping=True)
+    ungrouped = Service(config, decoder, grouping=False)
     arms = {
-        "relay": _Arm(together, True),
-        "shared pages": _Arm(apart, True),
-        "no sharing": _Arm(apart, False),
+        "relay": _Arm(grouped, True),
+        "shared pages": _Arm(ungrouped, True),
+        "no sharing": _Arm(ungrouped, False),
     }
     if "throughput" in parts:
         for prefix in progress.over(config.prefixes, lambda n: f"throughput, prefix {n}"):
             yield from _throughput(arms, ("throughput", prefix, config.output), progress)
     if "few-shot" in parts:
         for shots in progress.over(config.shots, lambda n: f"{n}-shot questions"):
-            line = (f"{shots}-shot questions", shots * config.shot_tokens, _SHOT_OUTPUT)
-            yield from _throughput(arms, line, progress)
+            workload = (f"{shots}-shot questions", shots * config.shot_tokens, _SHOT_OUTPUT)
+            yield from _throughput(arms, workload, progress)
     if "rate" in parts:
         for prefix in progress.over(config.prefixes, lambda n: f"rate, prefix {n}"):
             yield from _rates(arms, prefix, progress)
 
 
 def _throughput(
-    arms: Mapping[str, _Arm], line: tuple[str, int, int], progress: Progress
+    arms: Mapping[str, _Arm], workload: tuple[str, int, int], progress: Progress
 ) -> Iterator[Row]:
-    """Requests a second when all come at once."""
-    _, prefix, output = line
+    """Requests/s of a whole batch."""
+    _, prefix, output = workload
     config = arms["relay"].service.config
     timed = {
         name: partial(arm.service.batch, arm.prompts(prefix, config.requests), output)
         for name, arm in arms.items()
     }
-    taken = measure_in_turn(timed, config.repetitions, progress=progress)
-    yield from _service_rows(config, line, taken)
+    samples = measure_in_turn(timed, config.repetitions, progress=progress)
+    yield from _service_rows(config, workload, samples)
 
 
 def _rates(arms: Mapping[str, _Arm], prefix: int, progress: Progress) -> Iterator[Row]:
-    """The request rate that keeps a latency per token, the same for all arms; they take turns over
-    the same arrivals, others in every repetition."""
-    config, alone = arms["relay"].service.config, arms["relay"]
-    first, output = alone.prompts(prefix, 1), config.output
-    one = [alone.service.serve(first, [0.0], output) for _ in range(config.repetitions + 1)]
-    limit = config.latency_factor * statistics.median(one[1:])
+    """The request rate at a latency per token that is the same for all arms.
+
+    Arms alternate over the same arrivals, which change in every repetition."""
+    config, relay = arms["relay"].service.config, arms["relay"]
+    first, output = relay.prompts(prefix, 1), config.output
+    latencies = [relay.service.serve(first, [0.0], output) for _ in range(config.repetitions + 1)]
+    limit = config.latency_factor * statistics.median(latencies[1:])
     curves = {name: _curve(arm, prefix, limit) for name, arm in arms.items()}
     for curve in curves.values():
-        # what is captured and compiled once is made meanwhile
+        # the search also captures graphs and compiles kernels
         curve.search()
     timed = {name: curve.refine for name, curve in curves.items()}
-    taken = measure_in_turn(timed, config.repetitions, warm_up=0, progress=progress)
-    found = {
-        name: (curve.settle(config.repetitions), taken[name]) for name, curve in curves.items()
+    samples = measure_in_turn(timed, config.repetitions, warm_up=0, progress=progress)
+    crossings = {
+        name: (curve.settle(config.repetitions), samples[name]) for name, curve in curves.items()
     }
     label = f"rate at {config.latency_factor:g} times the latency of one"
-    ours = found["relay"][0]
+    ours = crossings["relay"][0]
     for row in _service_rows(
-        config, (label, prefix, output), {name: each for name, (_, each) in found.items()}
+        config, (label, prefix, output), {name: spread for name, (_, spread) in crossings.items()}
     ):
-        rate = found[str(row["arm"])][0]
+        rate = crossings[str(row["arm"])][0]
         yield row | {"median": rate, "relay_faster": ours / rate if rate else ""}
 
 
 def _curve(arm: _Arm, prefix: int, limit: float) -> Crossing:
-    """What a token takes an arm at rising rates, up to that at which it answers requests that come
-    all at once: a queue grows for as long as more arrives, whatever the first few say."""
+    """Latency per token of an arm by rate, up to its throughput as a batch: above that rate the
+    queue grows without limit."""
     service, config = arm.service, arm.service.config
     prompts = arm.prompts(prefix, config.requests)
     service.batch(prompts[:_LEAST_ARRIVALS], config.output)
-    at_once = service.batch(prompts, config.output)
+    peak_rate = service.batch(prompts, config.output)
 
     def number_at(rate: float) -> int:
         return max(_LEAST_ARRIVALS, round(rate * config.rate_seconds))
 
-    # the first one's prefix is cached
-    cached, *asked = arm.prompts(prefix, 1 + number_at(at_once))
+    # the first prompt fills the cache
+    cached, *prompts_after_warm = arm.prompts(prefix, 1 + number_at(peak_rate))
 
     def measure(rate: float, number: int) -> float:
         service.engine.store.evict_idle()
         service.serve([cached], [0.0], 1)
-        # the same arrivals for all arms
-        arrivals = arrive_at_random(rate, number_at(rate), number)
-        return service.serve(asked, arrivals, config.output)
+        # equal arrivals for all arms
+        arrivals = poisson_arrivals(rate, number_at(rate), number)
+        return service.serve(prompts_after_warm, arrivals, config.output)
 
-    return Crossing([share * at_once for share in _SHARES], limit, measure)
+    return Crossing([share * peak_rate for share in _SHARES], limit, measure)
 
 
 def _service_rows(
-    config: RelayConfig, line: tuple[str, int, int], taken: dict[str, Repeated]
+    config: RelayConfig, workload: tuple[str, int, int], samples: dict[str, Samples]
 ) -> Iterator[Row]:
-    label, prefix, output = line
-    ours = taken["relay"].median
-    for name, rates in taken.items():
+    label, prefix, output = workload
+    ours = samples["relay"].median
+    for name, rates in samples.items():
         yield {
             "measurement": label,
             "model": f"{config.shape}, random",
@@ -343,7 +348,7 @@ def _service_rows(
 
 
 def small(device: str) -> RelayConfig:
-    """Sizes for a processor: eight heads of 64 in fp32, and the reference model's shape."""
+    """Sizes for a CPU: eight heads of 64 in fp32, and the reference model's shape."""
     heads = AttentionShape(8, 8, 64, layers=2, dtype=torch.float32)
     return replace(
         RelayConfig(heads, device), shape="small", requests=16, output=16, batches=(1, 4, 16, 32),

@@ -1,9 +1,9 @@
-"""How long a few launches take on a GPU: a graph of them, replayed behind a rest.
+"""Times of a few launches on a GPU: a captured graph, replayed after a pause.
 
-A card that is busy for long is at its power limit, and what it takes then depends on what it did
-before: without a rest one and the same arm differed by 3 % from round to round, with 12 ms of it
-by less than 1 (docs/log.md). So every figure is of a few milliseconds behind such a rest, of which
-the first are not counted: clocks rise in them. Whoever quotes one should say so.
+A card under long load is at its power limit, so its speed depends on earlier work. Without a pause,
+equal arms differ by 3 % between rounds, with a pause of 12 ms by less than 1 % (docs/log.md). Every
+figure therefore covers a few milliseconds after a pause. The first replays are not counted, because
+clocks still rise. A published figure must mention the pause.
 """
 
 import time
@@ -12,35 +12,36 @@ from collections.abc import Callable
 import torch
 
 _REST_SECONDS = 0.012
-# what is counted of a burst, in seconds, and how many replays that are at most
+# counted seconds of a burst, and its maximal number of replays
 _COUNTED, _MOST_REPLAYS = 2e-3, 64
 
 
 def seconds_of(
     arm: Callable[[], object], device: torch.device, *, captured: bool = True
 ) -> Callable[[], float]:
-    """What runs ``arm`` once more and says how long it took: on a GPU a rested burst of replays of
-    a graph of it, or of launches if it is not to be ``captured`` (a large copy is a slower one in a
-    graph), once by the clock elsewhere."""
+    """A timer of ``arm`` (s).
+
+    On a GPU it times a burst of graph replays after a pause, or of launches without ``captured``: a
+    large copy is slower in a graph. On a CPU it times one call by the wall clock."""
     if device.type != "cuda":
 
-        def timed() -> float:
+        def timer() -> float:
             start = time.perf_counter()
             arm()
             return time.perf_counter() - start
 
-        return timed
+        return timer
     launch = _graph_of(arm).replay if captured else arm
     _burst(launch, 1)
     count = max(1, min(_MOST_REPLAYS, round(_COUNTED / _burst(launch, 1))))
-    # a replay reads what the arm was made of, which must live as long
-    held = launch, arm
+    # a replay reads memory of the arm, so the timer keeps both alive
+    live = launch, arm
 
-    def rested() -> float:
+    def burst_timer() -> float:
         time.sleep(_REST_SECONDS)
-        return _burst(held[0], count)
+        return _burst(live[0], count)
 
-    return rested
+    return burst_timer
 
 
 def _graph_of(arm: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -56,7 +57,7 @@ def _graph_of(arm: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def _burst(launch: Callable[[], object], count: int) -> float:
-    """Seconds of a launch, in the mean of ``count`` behind half as many."""
+    """Mean seconds of ``count`` launches, after half as many uncounted ones."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(-(-count // 2)):
         launch()

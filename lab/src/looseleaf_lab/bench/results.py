@@ -1,4 +1,4 @@
-"""Result rows: appended to a CSV file with their origin, and shown as a table."""
+"""Result rows: appended to a CSV file with their origin, and printed as a table."""
 
 import csv
 import tempfile
@@ -13,20 +13,19 @@ Row = dict[str, Cell]
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Cell]], origin: Mapping[str, str]) -> None:
-    """Add rows to ``path``; all rows of a file have the same columns.
+    """Append rows to ``path``; all rows of a file have the same columns.
 
-    Raises InvalidOption if the file has other columns, since results are never rewritten, or can't
-    be written to.
+    Raises InvalidOption if the file has other columns or can't be written.
     """
     names = [*origin, *rows[0]]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        if not new:
+        is_new = not path.exists()
+        if not is_new:
             _require_columns(path, names)
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
-            if new:
+            if is_new:
                 writer.writeheader()
             for row in rows:
                 writer.writerow({**origin, **{k: _cell(v) for k, v in row.items()}})
@@ -35,9 +34,9 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Cell]], origin: Mapping[
 
 
 def require_appendable(path: Path, columns: Sequence[str] | None = None) -> None:
-    """What `append_rows` would refuse, ahead of measurements that take long; writes nothing.
+    """Check in advance that `append_rows` will succeed; writes nothing.
 
-    Raises InvalidOption if the file can't be written to, or has other ``columns``."""
+    Raises InvalidOption if the file has other ``columns`` or can't be written."""
     try:
         if path.exists():
             with path.open("a"):
@@ -45,7 +44,7 @@ def require_appendable(path: Path, columns: Sequence[str] | None = None) -> None
             if columns is not None:
                 _require_columns(path, columns)
         else:
-            # folders that are not there will be made in the nearest one that is
+            # missing folders will be created in the nearest existing one
             folder = next(parent for parent in path.absolute().parents if parent.exists())
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -56,15 +55,15 @@ def require_appendable(path: Path, columns: Sequence[str] | None = None) -> None
 def _require_columns(path: Path, names: Sequence[str]) -> None:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            known = next(csv.reader(file), [])
+            columns = next(csv.reader(file), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidOption(f"rows can't be written to {path}: it is no CSV file") from error
-    if known != list(names):
-        raise InvalidOption(f"{path} has columns {known}, not {list(names)}: choose another file")
+    if columns != list(names):
+        raise InvalidOption(f"{path} has columns {columns}, not {list(names)}: choose another file")
 
 
 def show_table(rows: Sequence[Mapping[str, Cell]], title: str, columns: Sequence[str]) -> None:
-    """Print some columns of the rows as a table."""
+    """Print ``columns`` of the rows as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,10 +1,9 @@
-"""``bench reuse``: documents drawn by popularity and shuffled, against prefix caching and the
-closed form of LazyAttention (arXiv 2606.04302).
+"""``bench reuse``: documents by popularity in random order, against prefix caching and the closed
+form of LazyAttention (arXiv 2606.04302).
 
-A position-free cache of C documents holds the C most popular ones at best; a cache with one copy
-per position holds a D-th of them when documents stand at D positions; prefix caching helps only
-when a whole prompt begins as one before it. The closed forms assume the best possible cache; ours
-is LRU."""
+A position-free cache of C documents holds the C most popular ones at best. With one copy for each
+of D positions, it holds C/D documents. Prefix caching helps only if a whole prompt begins like an
+earlier one. The closed forms assume an ideal cache; ours is LRU."""
 
 import random
 import statistics
@@ -23,8 +22,9 @@ from looseleaf_lab.bench.results import Row
 
 @dataclass(frozen=True)
 class ReuseConfig:
-    """A pool of ``documents``, of which a request takes ``per_request`` by Zipf's law ``alpha``;
-    the page pool holds ``capacity`` of them besides the running request."""
+    """A request reads ``per_request`` of ``documents``, drawn by Zipf's law with ``alpha``.
+
+    The page pool has room for ``capacity`` documents and the running request."""
 
     model: Path
     name: str
@@ -43,18 +43,17 @@ def measure(
     questions: Sequence[str],
     progress: Progress = SILENT,
 ) -> list[Row]:
-    """One row each for documents reused at any position and for prefix caching, on the same
-    requests; the first ``skipped`` fill the cache and are not counted.
+    """One row for reuse at any position and one for prefix caching, on the same requests.
 
-    ``texts`` has one text for each document of the world.
-    """
+    ``texts`` has one text per document. The first ``skipped`` requests fill the cache and are not
+    counted."""
     requests = _requests(config, texts, questions)
     rows: list[Row] = []
     contexts: tuple[DocumentContext, ...] = ("lead", "prompt")
     for context in progress.over(contexts, lambda context: f"documents of context {context}"):
-        llm = _sized(config, requests)
+        llm = _llm_with_capacity(config, requests)
         outputs = [
-            _ask(llm, request, context)
+            _answer(llm, request, context)
             for request in progress.over(requests, lambda request: "a request")
         ]
         llm.engine.check()
@@ -65,24 +64,24 @@ def measure(
 def _requests(
     config: ReuseConfig, texts: Sequence[str], questions: Sequence[str]
 ) -> list[tuple[list[Document], str]]:
-    """Requests over the pool: distinct documents by popularity, in random order."""
+    """Requests with distinct documents by popularity, in random order."""
     rng = random.Random(config.seed)
     weights = [rank**-config.alpha for rank in range(1, config.documents + 1)]
     requests = []
     for number in range(config.requests):
-        chosen: list[int] = []
-        while len(chosen) < config.per_request:
-            (pick,) = rng.choices(range(config.documents), weights)
-            if pick not in chosen:
-                chosen.append(pick)
-        rng.shuffle(chosen)
+        numbers: list[int] = []
+        while len(numbers) < config.per_request:
+            (number_drawn,) = rng.choices(range(config.documents), weights)
+            if number_drawn not in numbers:
+                numbers.append(number_drawn)
+        rng.shuffle(numbers)
         question = questions[number % len(questions)]
-        requests.append(([Document(texts[n], name=f"document {n}") for n in chosen], question))
+        requests.append(([Document(texts[n], name=f"document {n}") for n in numbers], question))
     return requests
 
 
-def _sized(config: ReuseConfig, requests: Sequence[tuple[list[Document], str]]) -> LLM:
-    """A model whose pool holds ``capacity`` average documents and one running request."""
+def _llm_with_capacity(config: ReuseConfig, requests: Sequence[tuple[list[Document], str]]) -> LLM:
+    """A model whose pool has room for ``capacity`` average documents and one running request."""
     llm = LLM(config.model, num_pages=1)
     tokenizer, page_size = llm.engine.tokenizer, llm.engine.config.cache.page_size
     lengths = [
@@ -91,11 +90,11 @@ def _sized(config: ReuseConfig, requests: Sequence[tuple[list[Document], str]]) 
         for document in documents
     ]
     pages = statistics.fmean(-(-length // page_size) for length in lengths)
-    running = config.per_request * max(-(-length // page_size) for length in lengths) + 16
-    return LLM(config.model, num_pages=round(config.capacity * pages) + running)
+    request_pages = config.per_request * max(-(-length // page_size) for length in lengths) + 16
+    return LLM(config.model, num_pages=round(config.capacity * pages) + request_pages)
 
 
-def _ask(
+def _answer(
     llm: LLM, request: tuple[Sequence[Document], str], context: DocumentContext
 ) -> RequestOutput:
     documents, question = request
@@ -109,9 +108,9 @@ def _row(
     config: ReuseConfig, context: DocumentContext, outputs: Sequence[RequestOutput], llm: LLM
 ) -> Row:
     pool = llm.engine.store.pool
-    held = [len(segment.pages) for segment in llm.engine.store.segments()]
-    # one copy of a document takes several pages, a cached prefix is kept page by page
-    whole = [pages for pages in held if pages > 1]
+    segment_pages = [len(segment.pages) for segment in llm.engine.store.segments()]
+    # a document takes several pages, a cached prefix one page per segment
+    document_pages = [pages for pages in segment_pages if pages > 1]
     kib_per_page = pool.bytes_per_page / 1024
     if context == "lead":
         reports = [o.reuse for o in outputs]
@@ -138,8 +137,10 @@ def _row(
         "hit_ratio": hit_ratio,
         "closed_form": bound,
         "tokens_reused": reused / total,
-        "documents_held": len(whole),
-        "kib_per_document": statistics.fmean(whole) * kib_per_page if whole else 0.0,
-        "kib_held": sum(held) * kib_per_page,
+        "documents_held": len(document_pages),
+        "kib_per_document": statistics.fmean(document_pages) * kib_per_page
+        if document_pages
+        else 0.0,
+        "kib_held": sum(segment_pages) * kib_per_page,
         "first_token_ms": 1e3 * statistics.median(first),
     }

@@ -1,9 +1,10 @@
-"""RoarGraph as it is published (VLDB 2024), for comparison: it finds little where queries differ
-from keys as they do in attention.
+"""RoarGraph as published (VLDB 2024), for comparison: its recall is low for the query mismatch of
+attention.
 
-A query's nearest key is its pivot and the other keys it found the candidates; a later query
-overwrites an earlier one's. The search begins at the key nearest to the keys' mean. The enhancement
-searches from every key and joins it with what was found; it is done 2,048 keys at a time."""
+A query's nearest key is its pivot; its other nearest keys are the candidates. A later query
+replaces an earlier one of the same pivot. The search begins at the key nearest to the mean of the
+keys. The enhancement searches from every key and links it with the results, in batches of 2,048
+keys."""
 
 import numpy as np
 import torch
@@ -31,8 +32,8 @@ def build_roargraph(
     for query, pivot in enumerate(lists[:, 0].tolist()):
         readers[pivot] = query
     index = GraphIndex(keys, len(keys), IndexConfig("graph", degree=_DEGREE), _TOP)
-    nobody = torch.zeros(len(keys), dtype=torch.int64)
-    links = project(keys, lists, readers, nobody, _DEGREE, 2 * _DEGREE)
+    no_reader = torch.zeros(len(keys), dtype=torch.int64)
+    links = project(keys, lists, readers, no_reader, _DEGREE, 2 * _DEGREE)
     entries = (vectors - vectors.mean(0)).norm(dim=1).argmin()[None].to(torch.int32)
     index.arrange(links, entries, queries)
     if enhanced:
@@ -45,16 +46,16 @@ def build_roargraph(
 def _enhance(
     index: GraphIndex, links: Int[Tensor, "keys edges"], batch: Int[Tensor, " batch"]
 ) -> None:
-    """Join some keys with what a search for them finds now."""
-    found = search(index, index.keys.gather(batch), _BEAM, _BEAM).ids
+    """Link keys with the current results of a search for them."""
+    neighbours = search(index, index.keys.gather(batch), _BEAM, _BEAM).ids
     readers = torch.full((len(index.keys), 1), -1, dtype=torch.int32)
     readers[batch, 0] = torch.arange(len(batch), dtype=torch.int32)
-    nobody = torch.zeros(len(index.keys), dtype=torch.int64)
-    new = project(index.keys, found, readers, nobody, _DEGREE, 2 * _DEGREE).numpy()
+    no_reader = torch.zeros(len(index.keys), dtype=torch.int64)
+    new = project(index.keys, neighbours, readers, no_reader, _DEGREE, 2 * _DEGREE).numpy()
     old = links.numpy()
     for key in np.flatnonzero((new >= 0).any(1)):
         row = old[key][old[key] >= 0]
-        more = new[key][new[key] >= 0]
-        more = more[~np.isin(more, row)]
-        both = np.concatenate((row, more))[: old.shape[1]]
-        old[key, : len(both)] = both
+        additions = new[key][new[key] >= 0]
+        additions = additions[~np.isin(additions, row)]
+        merged = np.concatenate((row, additions))[: old.shape[1]]
+        old[key, : len(merged)] = merged

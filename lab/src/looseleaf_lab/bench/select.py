@@ -1,9 +1,9 @@
-"""``bench select``: decoding that reads everything, that chooses, and that revises, in turn.
+"""``bench select``: decode steps with dense attention, with selection, and with revision.
 
-Three figures for every context and batch: one layer's attention alone, over random keys; a whole
-token of an engine with random weights; and what is kept of pages, made once. On a GPU steps replay
-as CUDA graphs. Bytes are counted, not measured: what must come from memory once a step, keys and
-values of the pages read, what was looked at to choose them, and states that rows keep."""
+There are three figures per context and batch. They are one layer's attention over random keys, a
+whole token of an engine with random weights, and the summaries of pages. On a GPU, steps replay
+CUDA graphs. Bytes are counted, not measured: keys and values of the pages read, the summaries used
+to select them, and states that rows keep."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,18 +27,18 @@ from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.random_model import model_shape
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.select_tokens import TokenArms, settle
-from looseleaf_lab.bench.timing import Repeated, measure_in_turn
+from looseleaf_lab.bench.timing import Samples, measure_in_turn
 
 _LAYERS = 4
 _PAGE_SIZE = 16
-# launches of a GPU that are timed together
+# graph replays per timing on a GPU
 _REPLAYS = 25
 
 
 @dataclass(frozen=True)
 class SelectBench:
-    """What is measured: one shape, policy and budget over contexts, batches and windows of revised
-    rows; the widest window also as it falls when the batch grows."""
+    """One shape, policy and budget over contexts, batches and windows of revised rows; the widest
+    window also runs adaptively, shrinking with the batch."""
 
     shape: str
     policy: Select
@@ -56,13 +56,13 @@ class SelectBench:
             summary = policy.summary
         if summary is None:
             raise InvalidOption(
-                f"policy {self.policy.policy!r} keeps nothing of a page: give quest or "
+                f"policy {self.policy.policy!r} keeps no summaries of pages: use quest or "
                 "representatives"
             )
 
 
 def measure(bench: SelectBench, progress: Progress = SILENT) -> Iterator[Row]:
-    """A row for every arm of every context and batch."""
+    """A row per arm, context and batch."""
     sizes = product(bench.contexts, bench.batches)
     for context, batch in progress.over(
         sizes, lambda size: f"{size[0]} tokens, batch {size[1]}", lambda size: size[0] * size[1]
@@ -72,20 +72,22 @@ def measure(bench: SelectBench, progress: Progress = SILENT) -> Iterator[Row]:
 
 
 def _attention_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
-    """Attention of one layer, and what sealing costs."""
+    """Attention of one layer, and the cost of summaries."""
     layer = _Layer(model_shape(bench.shape), context, batch, bench.device)
     policy = make_policy(replace(bench.policy, dense_layers=()), _PAGE_SIZE)
-    assert policy is not None and policy.summary is not None, "checked before"
+    assert policy is not None and policy.summary is not None, "SelectBench checks it"
     sealed = (context - 1) // _PAGE_SIZE
-    choosing = [SelectingRow(row.position, (), row.tail, policy, sealed) for row in layer.rows]
-    arms = {"dense": layer.arm(layer.rows), "select": layer.arm(choosing)}
-    taken = measure_in_turn(arms, bench.repetitions, progress=progress)
-    read = layer.bytes_read(choosing)
+    selecting_rows = [
+        SelectingRow(row.position, (), row.tail, policy, sealed) for row in layer.rows
+    ]
+    arms = {"dense": layer.arm(layer.rows), "select": layer.arm(selecting_rows)}
+    samples = measure_in_turn(arms, bench.repetitions, progress=progress)
+    bytes_of_selection = layer.bytes_read(selecting_rows)
     megabytes = {
         "dense": layer.pool.bytes_per_page * layer.pool.num_pages / _LAYERS,
-        "select": read,
+        "select": bytes_of_selection,
     }
-    rows = _rows(bench, "attention", (context, batch), taken, megabytes)
+    rows = _rows(bench, "attention", (context, batch), samples, megabytes)
     summaries = PageSummaries(layer.pool, policy.summary)
 
     def seal(pages: int) -> Callable[[], float]:
@@ -93,50 +95,50 @@ def _attention_rows(bench: SelectBench, context: int, batch: int, progress: Prog
             layer.pool.generations[:pages] += 1
             counts = np.full(pages, _PAGE_SIZE)
             settle(bench.device)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             summaries.write(range(pages), counts)
             settle(bench.device)
-            return (time.perf_counter() - begun) / _LAYERS
+            return (time.perf_counter() - start) / _LAYERS
 
         return run
 
-    every = layer.pool.num_pages
-    sealing = {"one page": seal(1), "all pages": seal(every)}
-    taken = measure_in_turn(sealing, bench.repetitions, progress=progress)
+    num_pages = layer.pool.num_pages
+    sealing = {"one page": seal(1), "all pages": seal(num_pages)}
+    samples = measure_in_turn(sealing, bench.repetitions, progress=progress)
     per_page = layer.pool.bytes_per_page / (2 * _LAYERS)
     return rows + _rows(
-        bench, "sealing", (context, batch), taken,
-        {"one page": per_page, "all pages": per_page * every},
+        bench, "sealing", (context, batch), samples,
+        {"one page": per_page, "all pages": per_page * num_pages},
     )  # fmt: skip
 
 
 def _token_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
     arms = TokenArms(bench.shape, bench.policy, context, batch, bench.new_tokens, bench.device)
-    made: dict[str, Callable[[], float]] = {
+    timers: dict[str, Callable[[], float]] = {
         "dense": arms.dense,
-        "left alone": arms.left_to_the_engine,
+        "left alone": arms.engine_default,
     }
     for window in (1, *(window for window in bench.windows if window > 1)):
-        made[arms.name_of(window)] = arms.revising(window)
+        timers[arms.arm_name(window)] = arms.revision_arm(window)
     widest = max(bench.windows)
     if widest > 1:
-        made[arms.name_of(widest, adaptive=True)] = arms.revising(widest, adaptive=True)
-    taken = measure_in_turn(made, bench.repetitions, progress=progress)
-    return _rows(bench, "token", (context, batch), taken, arms.bytes_read)
+        timers[arms.arm_name(widest, adaptive=True)] = arms.revision_arm(widest, adaptive=True)
+    samples = measure_in_turn(timers, bench.repetitions, progress=progress)
+    return _rows(bench, "token", (context, batch), samples, arms.bytes_read)
 
 
 def _rows(
     bench: SelectBench,
-    what: str,
+    measurement: str,
     size: tuple[int, int],
-    taken: Mapping[str, Repeated],
+    samples: Mapping[str, Samples],
     bytes_read: Mapping[str, float],
 ) -> list[Row]:
-    """A row an arm; ``speedup`` is over the first arm."""
-    first = next(iter(taken.values())).median
+    """A row per arm; ``speedup`` is over the first arm."""
+    first = next(iter(samples.values())).median
     return [
         {
-            "what": what,
+            "what": measurement,
             "shape": bench.shape,
             "select": str(bench.policy),
             "context": size[0],
@@ -149,13 +151,13 @@ def _rows(
             "mb": bytes_read[name] / 1e6,
             "repetitions": bench.repetitions,
         }
-        for name, seconds in taken.items()
+        for name, seconds in samples.items()
     ]
 
 
 @dataclass(eq=False)
 class _Layer:
-    """A few layers of random keys, and a row at the end of each context."""
+    """A few layers of random keys, and a decode row at the end of each context."""
 
     shape: ModelConfig
     context: int
@@ -163,54 +165,55 @@ class _Layer:
     device: torch.device
 
     def __post_init__(self) -> None:
-        shape, each = self.shape, -(-self.context // _PAGE_SIZE)
+        shape, num_pages = self.shape, -(-self.context // _PAGE_SIZE)
         self.pool = PagePool(
-            num_pages=each * self.batch, page_size=_PAGE_SIZE, num_layers=_LAYERS,
+            num_pages=num_pages * self.batch, page_size=_PAGE_SIZE, num_layers=_LAYERS,
             num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
             dtype=getattr(torch, shape.torch_dtype), device=self.device,
         )  # fmt: skip
-        self.pool.allocate(each * self.batch)
+        self.pool.allocate(num_pages * self.batch)
         self.pool.kv.normal_()
         rules = (ScoreRule(shape.head_dim**-0.5),) * _LAYERS
         rotations = (build_rotation(shape.rope, self.context + 1, self.device),) * _LAYERS
         self.attention = PagedAttention(self.pool, rotations, rules, shape.num_qo_heads)
         tails = [
-            ReadSpan(range(n * each, (n + 1) * each), 0, self.context, 0) for n in range(self.batch)
+            ReadSpan(range(n * num_pages, (n + 1) * num_pages), 0, self.context, 0)
+            for n in range(self.batch)
         ]
         self.rows = [DecodeRow(self.context - 1, (), tail) for tail in tails]
         last = self.context - 1
         slots = [span.pages[-1] * _PAGE_SIZE + last % _PAGE_SIZE for span in tails]
         self.slots = torch.tensor(slots).to(self.device)
-        self.places = torch.full((self.batch,), last).to(self.device)
+        self.positions = torch.full((self.batch,), last).to(self.device)
         heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
         self.qkv = [torch.randn(self.batch, n, shape.head_dim).to(self.pool.kv) for n in heads]
 
     def arm(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
-        """Seconds of one layer's attention of ``rows``."""
+        """A timer of one layer's attention of ``rows`` (s)."""
         if self.device.type == "cuda":
-            return self._replayed(rows)
+            return self._graph_timer(rows)
 
         def run() -> float:
-            attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
-            begun = time.perf_counter()
+            attend = self.attention.step(StepRows(rows, [], self.slots, self.positions))
+            start = time.perf_counter()
             for layer in range(_LAYERS):
                 attend(layer, *self.qkv)
-            return (time.perf_counter() - begun) / _LAYERS
+            return (time.perf_counter() - start) / _LAYERS
 
         return run
 
     def bytes_read(self, rows: Sequence[DecodeRow]) -> float:
-        """What one layer reads for rows that choose."""
-        attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+        """Bytes that one layer reads for rows with selection."""
+        attend = self.attention.step(StepRows(rows, [], self.slots, self.positions))
         for layer in range(_LAYERS):
             attend(layer, *self.qkv)
         [selected] = attend.reads.selected
         per_page = self.pool.bytes_per_page / (_LAYERS * self.shape.num_kv_heads)
-        read = sum(one.pages * per_page + one.looked_bytes for one in selected.reads())
+        read = sum(report.pages * per_page + report.looked_bytes for report in selected.reads())
         return float(read) / _LAYERS
 
-    def _replayed(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
-        attend = self.attention.step(StepRows(rows, [], self.slots, self.places))
+    def _graph_timer(self, rows: Sequence[DecodeRow]) -> Callable[[], float]:
+        attend = self.attention.step(StepRows(rows, [], self.slots, self.positions))
 
         def layers() -> None:
             for layer in range(_LAYERS):
@@ -222,15 +225,15 @@ class _Layer:
         with torch.cuda.graph(graph):
             layers()
 
-        def run(kept: object = attend) -> float:
-            # the graph reads lists that live as long as the step does
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        def run(step_lists: object = attend) -> float:
+            # `step_lists` keeps alive the lists that the graph reads
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             graph.replay()
-            begin.record()
+            start.record()
             for _ in range(_REPLAYS):
                 graph.replay()
             end.record()
             torch.cuda.synchronize(self.device)
-            return float(begin.elapsed_time(end)) / 1e3 / _REPLAYS / _LAYERS
+            return float(start.elapsed_time(end)) / 1e3 / _REPLAYS / _LAYERS
 
         return run

@@ -1,8 +1,7 @@
-"""``bench serve``: many streams over few documents, from several tenants, some of which go away.
+"""``bench serve``: many streams over few documents, from several tenants, with disconnects.
 
-The server runs in a process of its own. Every answer that ends is held against the same question
-asked alone, in fp32, where the two must be equal; pages and memory are looked at when all is
-quiet again."""
+The server runs in a process of its own. Every complete answer must equal the answer to the same
+question alone, in fp32. After the load, pages and memory are checked for leaks."""
 
 import asyncio
 import json
@@ -24,9 +23,10 @@ from looseleaf_lab.bench.server_process import ServerProcess
 
 @dataclass(frozen=True)
 class Load:
-    """``streams`` callers ask one question after another for ``seconds``, from a list of
-    ``questions`` different ones over ``documents`` texts; a share of ``leaving`` goes away in the
-    middle of an answer."""
+    """``streams`` clients send one question after another for ``seconds``.
+
+    The questions are ``questions`` different ones over ``documents`` texts. A share ``leaving`` of
+    the requests disconnects in the middle of an answer."""
 
     streams: int = 200
     seconds: float = 300.0
@@ -39,8 +39,8 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Question:
-    """A request of the list: texts in their order, and what is asked of them."""
+class LoadQuestion:
+    """The texts of a request, in order, and its question."""
 
     texts: tuple[str, ...]
     text: str
@@ -48,28 +48,32 @@ class Question:
 
 @dataclass
 class Tally:
-    """What came back. Times in seconds; ``failures`` are sentences."""
+    """Counts of a run; times in seconds, ``failures`` are sentences."""
 
     finished: int = 0
-    left: int = 0
+    disconnected: int = 0
     tokens: int = 0
     elapsed: float = 0.0
     first_token: list[float] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    wrong_answers: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
-def make_questions(load: Load, texts: Sequence[str], asked: Sequence[str]) -> list[Question]:
-    """One to four of the texts, in any order, with a question each."""
+def make_questions(
+    load: Load, texts: Sequence[str], question_texts: Sequence[str]
+) -> list[LoadQuestion]:
+    """Questions over one to four of the texts, in random order."""
     rng = random.Random(load.seed)
     return [
-        Question(tuple(rng.sample(texts, rng.randint(1, min(4, len(texts))))), rng.choice(asked))
+        LoadQuestion(
+            tuple(rng.sample(texts, rng.randint(1, min(4, len(texts))))), rng.choice(question_texts)
+        )
         for _ in range(load.questions)
     ]
 
 
-def answers_alone(questions: Sequence[Question], load: Load) -> list[str]:
-    """What the model says to each question when nothing else runs."""
+def answers_alone(questions: Sequence[LoadQuestion], load: Load) -> list[str]:
+    """The model's answer to each question without other load."""
     llm = LLM(dtype="float32")
     params = SamplingParams(temperature=0.0, max_tokens=load.max_tokens)
     answers = []
@@ -81,11 +85,11 @@ def answers_alone(questions: Sequence[Question], load: Load) -> list[str]:
 
 
 def measure(
-    load: Load, texts: Sequence[str], asked: Sequence[str], progress: Progress = SILENT
+    load: Load, texts: Sequence[str], question_texts: Sequence[str], progress: Progress = SILENT
 ) -> Row:
-    """The figures of one run. Raises LooseleafError if an answer was wrong or failed, or a page was
-    lost."""
-    questions = make_questions(load, texts, asked)
+    """The figures of one run. Raises LooseleafError for a wrong answer, a failure or a lost
+    page."""
+    questions = make_questions(load, texts, question_texts)
     progress.stage(f"{len(questions)} questions, each alone")
     expected = answers_alone(questions, load)
     keys = [f"key-of-tenant-{n}" for n in range(load.tenants)]
@@ -94,12 +98,12 @@ def measure(
         progress.stage(f"{load.streams} streams for {load.seconds:g} s")
         tally, memory = asyncio.run(_drive(load, server, questions, expected))
         pages = server.settled_pages()
-    problems = [*tally.failures[:3], *tally.wrong[:3]]
+    problems = [*tally.failures[:3], *tally.wrong_answers[:3]]
     if pages["lost"]:
         problems.append(f"{pages['lost']:.0f} pages are lost")
     if problems or not tally.finished:
         raise LooseleafError(
-            f"{len(tally.wrong)} wrong answers, {len(tally.failures)} failures of "
+            f"{len(tally.wrong_answers)} wrong answers, {len(tally.failures)} failures of "
             f"{tally.finished + len(tally.failures)} requests, so no speed is reported: "
             + "; ".join(problems)
         )
@@ -112,8 +116,8 @@ def measure(
         "documents": load.documents,
         "tenants": load.tenants,
         "finished": tally.finished,
-        "left_midway": tally.left,
-        "wrong": len(tally.wrong),
+        "left_midway": tally.disconnected,
+        "wrong": len(tally.wrong_answers),
         "lost_pages": int(pages["lost"]),
         "first_token_p50_ms": 1e3 * first[49],
         "first_token_p99_ms": 1e3 * first[98],
@@ -124,7 +128,7 @@ def measure(
 
 
 async def _drive(
-    load: Load, server: ServerProcess, questions: Sequence[Question], expected: Sequence[str]
+    load: Load, server: ServerProcess, questions: Sequence[LoadQuestion], expected: Sequence[str]
 ) -> tuple[Tally, tuple[int, int]]:
     import httpx
 
@@ -134,34 +138,36 @@ async def _drive(
         base_url=server.url, timeout=600, trust_env=False, limits=limits
     ) as client:
         start = time.perf_counter()
-        end = start + load.seconds
+        deadline = start + load.seconds
 
         async def caller(number: int) -> None:
             rng = random.Random(f"{load.seed}/{number}")
             headers = {"Authorization": f"Bearer {server.keys[number % load.tenants]}"}
-            while time.perf_counter() < end:
-                chosen = rng.randrange(len(questions))
-                leave = rng.randint(1, 6) if rng.random() < load.leaving else None
-                body = _body(server.model, questions[chosen], load)
+            while time.perf_counter() < deadline:
+                number_of_question = rng.randrange(len(questions))
+                chunks_to_read = rng.randint(1, 6) if rng.random() < load.leaving else None
+                body = _body(server.model, questions[number_of_question], load)
                 try:
-                    await _ask(client, headers, body, (leave, expected[chosen], tally))
-                except (httpx.HTTPError, _Refused) as error:
+                    await _stream(
+                        client, headers, body, chunks_to_read, expected[number_of_question], tally
+                    )
+                except (httpx.HTTPError, _StreamError) as error:
                     tally.failures.append(f"{type(error).__name__}: {error}")
 
         tasks = [asyncio.create_task(caller(n)) for n in range(load.streams)]
-        # caches and allocators have filled by then
+        # after half the time, caches and allocators are full
         await asyncio.sleep(load.seconds / 2)
-        half = server.memory()
+        half_memory = server.memory()
         await asyncio.gather(*tasks)
         tally.elapsed = time.perf_counter() - start
-    return tally, (half, server.memory())
+    return tally, (half_memory, server.memory())
 
 
-class _Refused(LooseleafError):
-    """The server did not answer with a whole stream."""
+class _StreamError(LooseleafError):
+    """The server's response is not a complete stream."""
 
 
-def _body(model: str, question: Question, load: Load) -> dict[str, Any]:
+def _body(model: str, question: LoadQuestion, load: Load) -> dict[str, Any]:
     return {
         "model": model,
         "messages": [{"role": "user", "content": question.text}],
@@ -173,29 +179,30 @@ def _body(model: str, question: Question, load: Load) -> dict[str, Any]:
     }
 
 
-async def _ask(
+async def _stream(
     client: Any,
     headers: Mapping[str, str],
     body: Mapping[str, Any],
-    told: tuple[int | None, str, Tally],
+    chunks_to_read: int | None,
+    expected: str,
+    tally: Tally,
 ) -> None:
-    """One stream; it is left after some chunks, or held against the answer that is expected."""
-    leave, expected, tally = told
-    start, text, chunks, done = time.perf_counter(), "", 0, False
+    """One stream, compared with ``expected``, or closed after ``chunks_to_read`` chunks."""
+    start, text, chunks, complete = time.perf_counter(), "", 0, False
     async with client.stream(
         "POST", "/v1/chat/completions", json=body, headers=headers
     ) as response:
         if response.status_code != 200:
-            raise _Refused(f"{response.status_code} {(await response.aread())[:200]!r}")
+            raise _StreamError(f"{response.status_code} {(await response.aread())[:200]!r}")
         async for line in response.aiter_lines():
             if not line:
                 continue
             if line == "data: [DONE]":
-                done = True
+                complete = True
                 break
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
-                raise _Refused(str(event["error"]))
+                raise _StreamError(str(event["error"]))
             piece = "".join(c["delta"].get("content") or "" for c in event["choices"])
             if event["usage"] is not None:
                 tally.tokens += event["usage"]["completion_tokens"]
@@ -203,11 +210,11 @@ async def _ask(
                 tally.first_token.append(time.perf_counter() - start)
             text += piece
             chunks += bool(piece)
-            if leave is not None and chunks >= leave:
-                tally.left += 1
+            if chunks_to_read is not None and chunks >= chunks_to_read:
+                tally.disconnected += 1
                 return
-    if not done:
-        raise _Refused("the stream ended before [DONE]")
+    if not complete:
+        raise _StreamError("the stream ended before [DONE]")
     tally.finished += 1
     if text != expected:
-        tally.wrong.append(f"{text!r} instead of {expected!r}")
+        tally.wrong_answers.append(f"{text!r} instead of {expected!r}")

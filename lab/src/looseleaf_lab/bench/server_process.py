@@ -1,4 +1,4 @@
-"""A server in a process of its own, with keys, and what can be seen of it from outside."""
+"""A server in its own process, with API keys, memory use and page counts."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _STATES = ("free", "tails", "referenced", "idle", "pinned")
 
 
 class ServerProcess:
-    """``looseleaf serve`` on the reference model in fp32, one tenant a key. Ends with SIGTERM."""
+    """``looseleaf serve`` on the reference model in fp32, one tenant per key. Stops by SIGTERM."""
 
     model = "looseleaf-reference"
 
@@ -41,7 +41,7 @@ class ServerProcess:
             "dtype": "float32",
             "api-keys": folder / "keys",
             "max-queue": self._max_queue,
-            # full soon, so that memory which grows later is a leak and no pool that fills
+            # small enough to fill early, so that later growth of memory is a leak
             "memory-gib": 0.25,
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
@@ -53,7 +53,7 @@ class ServerProcess:
                 env=environment,
             )
         try:
-            self.url = self._listening(log)
+            self.url = self._wait_for_url(log)
         except BaseException:
             self._end()
             raise
@@ -77,19 +77,19 @@ class ServerProcess:
         self._scratch.cleanup()
 
     def memory(self) -> int:
-        """Bytes that the server holds in memory."""
+        """Resident bytes of the server."""
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
     def settled_pages(self, seconds: float = 30.0) -> dict[str, float]:
-        """Pages by state once nothing runs, and those that are in no state: ``lost``. Pages that
-        still belong to outputs after ``seconds`` are lost as well."""
-        end = time.monotonic() + seconds
+        """Pages by state when the server is idle, and the number of ``lost`` pages, which are in
+        no state, or still in use after ``seconds``."""
+        deadline = time.monotonic() + seconds
         while True:
             pages = self._pages()
-            held = pages["tails"] + pages["referenced"]
-            if not held or time.monotonic() > end:
-                missing = pages["total"] - sum(pages[state] for state in _STATES)
-                return {**pages, "lost": held + abs(missing)}
+            active = pages["tails"] + pages["referenced"]
+            if not active or time.monotonic() > deadline:
+                untracked = pages["total"] - sum(pages[state] for state in _STATES)
+                return {**pages, "lost": active + abs(untracked)}
             time.sleep(0.2)
 
     def _pages(self) -> dict[str, float]:
@@ -102,8 +102,8 @@ class ServerProcess:
         pages = {state: float(values[f'looseleaf_pages{{state="{state}"}}']) for state in _STATES}
         return {**pages, "total": float(values["looseleaf_pool_pages"])}
 
-    def _listening(self, log: Path) -> str:
-        """The server's address, when its log tells it."""
+    def _wait_for_url(self, log: Path) -> str:
+        """The server's address, from its log. Raises LooseleafError if it ends before."""
         while self._process.poll() is None:
             for line in log.read_text(encoding="utf-8").splitlines():
                 if '"listening"' in line:

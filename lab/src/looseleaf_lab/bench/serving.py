@@ -1,11 +1,9 @@
-"""``bench serving``: what a server is asked to do, one engine, each line beside its floor.
+"""``bench serving``: the main workloads of a server on one engine, each with its floor.
 
-Prompts are random token ids (tokenizing is not in the times), outputs have a fixed length, decoding
-is greedy. A time to first token runs from the call that adds the request to the step that returns
-its token. A time per output token is that of the steps in which all requests of the batch decode:
-behind the one that gave the last of them its first token, before the one that ends the first of
-them. Floors count what must be read and multiplied at least: weights once a step, every distinct
-key and value once a step.
+Prompts are random token ids, so tokenizing is not timed. Outputs have a fixed length, and decoding
+is greedy. A time to first token runs from the call that adds a request to the step that returns its
+token. A time per output token averages steps in which all requests of the batch decode. Floors
+count the minimal reads and products: weights once a step, every distinct key and value once a step.
 """
 
 import gc
@@ -29,13 +27,13 @@ from looseleaf_lab.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.random_model import model_shape, random_engine
 from looseleaf_lab.bench.results import Row
-from looseleaf_lab.bench.timing import Repeated
+from looseleaf_lab.bench.timing import Samples
 
 
 @dataclass(frozen=True)
 class ServingSizes:
-    """How much of everything. ``rates`` are requests a second, for ``arrivals`` requests each;
-    ``step_tokens`` the most that the engine computes in a step."""
+    """Sizes of all workloads. ``rates`` are requests/s, with ``arrivals`` requests each;
+    ``step_tokens`` bounds the tokens of a step."""
 
     document: int = 4096
     question: int = 64
@@ -53,7 +51,7 @@ class ServingSizes:
 
     @classmethod
     def small(cls) -> "ServingSizes":
-        """Sizes at which a laptop's processor is done in seconds."""
+        """Sizes for a few seconds on a laptop's CPU."""
         return cls(
             document=40, question=8, prefix=64, batch=4, cold=4, short_prompts=6,
             short_prompt=20, short_output=5, output=12, repetitions=1, rates=(50.0,), arrivals=6,
@@ -61,34 +59,34 @@ class ServingSizes:
 
     @property
     def pages(self) -> int:
-        """Pages of 16 tokens that the largest line needs, which come one at a time, and some."""
+        """Pages of 16 tokens for the largest line, with a margin; lines run one at a time."""
         private = self.cold * (self.prefix + self.question + self.output)
         short = self.short_prompts * (self.short_prompt + self.short_output)
         shared = self.prefix + self.batch * (self.question + self.output)
-        others = 10 * self.document + self.arrivals * (self.question + self.output)
-        return max(private, short, shared, others) // 16 + 4 * self.short_prompts + 64
+        mixed = 10 * self.document + self.arrivals * (self.question + self.output)
+        return max(private, short, shared, mixed) // 16 + 4 * self.short_prompts + 64
 
 
 @dataclass(frozen=True)
 class ServingVariant:
-    """Options of the engine that a run compares with the defaults."""
+    """Engine options that a run compares with the defaults."""
 
     attention_costs: AttentionCosts = "built-in"
     kv_dtype: KvDType = "auto"
     batch_invariant: bool = False
 
     @property
-    def words(self) -> list[str]:
-        """What is not as usual."""
-        words = ["measured costs"] if self.attention_costs == "measured" else []
-        words += ["fp8 pages"] if self.kv_dtype == "fp8" else []
-        return words + (["batch-invariant"] if self.batch_invariant else [])
+    def changes(self) -> list[str]:
+        """Labels of the options that differ from the defaults."""
+        changes = ["measured costs"] if self.attention_costs == "measured" else []
+        changes += ["fp8 pages"] if self.kv_dtype == "fp8" else []
+        return changes + (["batch-invariant"] if self.batch_invariant else [])
 
 
-class Moments(NamedTuple):
-    """Seconds until all requests had their first token, of a step in which all decode, and in all.
+class RunTimes(NamedTuple):
+    """Seconds until all first tokens, per step in which all requests decode, and in all.
 
-    ``per_token`` is 0 if no step was of that kind."""
+    ``per_token`` is 0 without such a step."""
 
     first: float
     per_token: float
@@ -97,7 +95,7 @@ class Moments(NamedTuple):
 
 @dataclass(eq=False)
 class Workbench:
-    """One engine, its ceilings, and material that no two requests have in common by chance."""
+    """One engine, its ceilings, and a generator of random prompts."""
 
     name: str
     engine: Engine
@@ -127,7 +125,7 @@ class Workbench:
             ),
         )
         ceilings = measure_ceilings(device, getattr(torch, model_shape(shape).torch_dtype))
-        name = ", ".join([shape, "random", *variant.words])
+        name = ", ".join([shape, "random", *variant.changes])
         return cls(name, random_engine(shape, config, device), ceilings, sizes)
 
     def text(self, length: int) -> TextPart:
@@ -148,12 +146,12 @@ class Workbench:
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
         return self.engine.add(Request(f"bench-{next(self._names)}", prompt, params))
 
-    def run(self, prompts: Sequence[PromptParts], new_tokens: int) -> Moments:
-        """All prompts at once, to the end."""
+    def run(self, prompts: Sequence[PromptParts], new_tokens: int) -> RunTimes:
+        """Times of a run in which all prompts are added together."""
         gc.collect()
         start = time.perf_counter()
-        added = [self.add(prompt, new_tokens) for prompt in prompts]
-        waiting = set(added)
+        submitted = [self.add(prompt, new_tokens) for prompt in prompts]
+        waiting = set(submitted)
         while waiting:
             self.engine.step()
             waiting = {p for p in waiting if p.metrics.first_token is None}
@@ -161,18 +159,18 @@ class Workbench:
         steps, all_decode = 0, first
         while self.engine.has_work:
             changed = self.engine.step()
-            if not any(progress.finished for progress in added):
-                steps += len(changed) == len(added)
+            if not any(progress.finished for progress in submitted):
+                steps += len(changed) == len(submitted)
                 all_decode = time.perf_counter()
         per_token = (all_decode - first) / steps if steps else 0.0
-        return Moments(first - start, per_token, time.perf_counter() - start)
+        return RunTimes(first - start, per_token, time.perf_counter() - start)
 
-    def forget(self) -> None:
+    def evict_all(self) -> None:
         self.engine.store.evict_idle()
 
     def floor(self, rows: int, keys_read: int, scores: float) -> float:
-        """The least seconds for a step of ``rows`` rows that reads the weights and ``keys_read``
-        keys and values once, and computes ``scores`` scores of a row and a key."""
+        """Minimal seconds of a step of ``rows`` rows with ``keys_read`` distinct keys and
+        ``scores`` row-key scores."""
         model = self.engine.runner.model
         shape, weights = model.config, model.weights
         per_layer = (
@@ -196,45 +194,46 @@ def measure(
     lines: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Iterator[Row]:
-    """The rows of the table as they are measured; ``lines`` are those of `LINES`, all if none is
-    named. Raises BenchmarkRefused if attention is wrong."""
-    progress.stage("attention against fp64, the model, what the device can do at best")
+    """Rows of ``lines`` of `LINES` (default: all) as they are measured.
+
+    Raises BenchmarkRefused if attention is wrong."""
+    progress.stage("attention against fp64, the model, ceilings of the device")
     require_right(model_shape(shape), device)
     bench = Workbench.create(shape, sizes, device, variant)
     bench.engine.runner.warm_up()
     gc.collect()
-    # as a server does: looking through all that stays costs a tenth of a second now and then
+    # a full collection of long-lived objects costs a tenth of a second now and then
     gc.freeze()
     try:
         for name in progress.over(lines or LINES):
-            bench.forget()
+            bench.evict_all()
             yield from LINES[name](bench)
             bench.engine.check()
     finally:
         gc.unfreeze()
 
 
-def _repeat(bench: Workbench, once: Callable[[], Moments], warm_up: int = 1) -> list[Moments]:
+def _repeat(bench: Workbench, once: Callable[[], RunTimes], warm_up: int = 1) -> list[RunTimes]:
     return [once() for _ in range(warm_up + bench.sizes.repetitions)][warm_up:]
 
 
 def _row(
     bench: Workbench, label: str, unit: str, values: Sequence[float], floor: float | None
 ) -> Row:
-    """One line; ``floor`` is in its unit, and a rate's is its ceiling."""
-    taken = Repeated(tuple(values))
+    """One line; ``floor`` is in its unit, and for a rate it is the ceiling."""
+    samples = Samples(tuple(values))
     share = 0.0
     if floor is not None:
-        share = taken.median / floor if unit.endswith("/s") else floor / taken.median
+        share = samples.median / floor if unit.endswith("/s") else floor / samples.median
     dtype = str(bench.engine.runner.model.dtype).removeprefix("torch.")
     return {
         "model": bench.name,
         "dtype": dtype,
         "measurement": label,
         "unit": unit,
-        "looseleaf": taken.median,
-        "looseleaf_low": taken.range[0],
-        "looseleaf_high": taken.range[1],
+        "looseleaf": samples.median,
+        "looseleaf_low": samples.range[0],
+        "looseleaf_high": samples.range[1],
         "repetitions": len(values),
         "step_tokens": bench.sizes.step_tokens,
         "floor": floor or 0.0,
@@ -245,104 +244,104 @@ def _row(
 
 
 def _cached_documents(bench: Workbench) -> Iterator[Row]:
-    """Five documents that were seen before, in another order at every turn."""
+    """Five cached documents, in a new order in each repetition."""
     sizes = bench.sizes
     documents = [bench.document() for _ in range(5)]
     bench.run([(*documents, bench.question())], 1)
-    taken = _repeat(bench, lambda: bench.run([bench.shuffled(documents, 5)], 1), warm_up=3)
+    samples = _repeat(bench, lambda: bench.run([bench.shuffled(documents, 5)], 1), warm_up=3)
     keys = 5 * sizes.document + sizes.question
     floor = bench.floor(sizes.question, keys, sizes.question * keys)
     label = f"first token, 5 cached documents of {sizes.document} in new order"
-    yield _row(bench, label, "ms", [1e3 * m.first for m in taken], 1e3 * floor)
+    yield _row(bench, label, "ms", [1e3 * m.first for m in samples], 1e3 * floor)
 
 
 def _cold_documents(bench: Workbench) -> Iterator[Row]:
-    """Requests with three of six documents each, in their own order, nothing cached."""
+    """Requests with three of six documents each, in random order, nothing cached."""
     sizes = bench.sizes
 
-    def once() -> Moments:
-        bench.forget()
+    def once() -> RunTimes:
+        bench.evict_all()
         documents = [bench.document() for _ in range(6)]
         prompts = [bench.shuffled(documents, 3) for _ in range(sizes.cold)]
         return bench.run(prompts, sizes.output)
 
-    taken = _repeat(bench, once)
-    distinct, own = 6 * sizes.document, sizes.cold * sizes.question
-    read = 3 * sizes.document * own
+    samples = _repeat(bench, once)
+    distinct, question_tokens = 6 * sizes.document, sizes.cold * sizes.question
+    read = 3 * sizes.document * question_tokens
     scores = 6 * sizes.document**2 / 2 + read
-    floor = bench.floor(distinct + own, distinct + own, scores)
+    floor = bench.floor(distinct + question_tokens, distinct + question_tokens, scores)
     label = f"{sizes.cold} requests, 3 of 6 documents of {sizes.document}, cold"
     yield _row(
-        bench, f"{label}: all first tokens", "ms", [1e3 * m.first for m in taken], 1e3 * floor
+        bench, f"{label}: all first tokens", "ms", [1e3 * m.first for m in samples], 1e3 * floor
     )
     tails = sizes.cold * (sizes.question + sizes.output // 2)
     floor = bench.floor(sizes.cold, distinct + tails, sizes.cold * 3 * sizes.document)
-    yield _per_token(bench, label, taken, floor)
+    yield _per_token(bench, label, samples, floor)
 
 
 def _shared_prefix(bench: Workbench) -> Iterator[Row]:
-    """Requests that begin with the same text."""
+    """Requests with a common prefix."""
     sizes = bench.sizes
     prefix = bench.text(sizes.prefix).tokens
 
-    def once() -> Moments:
+    def once() -> RunTimes:
         prompts = [(TextPart((*prefix, *bench.question().tokens)),) for _ in range(sizes.batch)]
         return bench.run(prompts, sizes.output)
 
-    taken = _repeat(bench, once)
+    samples = _repeat(bench, once)
     tails = sizes.batch * (sizes.question + sizes.output // 2)
     floor = bench.floor(sizes.batch, sizes.prefix + tails, sizes.batch * sizes.prefix + tails)
     yield _per_token(
-        bench, f"{sizes.batch} requests behind one {sizes.prefix} prefix", taken, floor
+        bench, f"{sizes.batch} requests behind one {sizes.prefix} prefix", samples, floor
     )
 
 
 def _private_prompts(bench: Workbench) -> Iterator[Row]:
-    """Long prompts that have nothing in common."""
+    """Long prompts without a common prefix."""
     sizes = bench.sizes
 
-    def once() -> Moments:
-        bench.forget()
+    def once() -> RunTimes:
+        bench.evict_all()
         prompts = [(bench.text(sizes.prefix),) for _ in range(sizes.cold)]
         return bench.run(prompts, sizes.output)
 
-    # what takes long varies little: one turn less, and no warm-up turn
-    taken = [once() for _ in range(max(1, bench.sizes.repetitions - 3))]
+    # long runs vary little: fewer repetitions and no warm-up
+    samples = [once() for _ in range(max(1, bench.sizes.repetitions - 3))]
     keys = sizes.cold * (sizes.prefix + sizes.output // 2)
     floor = bench.floor(sizes.cold, keys, keys)
-    yield _per_token(bench, f"{sizes.cold} requests, private {sizes.prefix}", taken, floor)
+    yield _per_token(bench, f"{sizes.cold} requests, private {sizes.prefix}", samples, floor)
 
 
 def _short_prompts(bench: Workbench) -> Iterator[Row]:
-    """Throughput of ordinary requests, their prefill included."""
+    """Throughput of ordinary requests, prefill included."""
     sizes = bench.sizes
     number, prompt, output = sizes.short_prompts, sizes.short_prompt, sizes.short_output
 
-    def once() -> Moments:
-        bench.forget()
+    def once() -> RunTimes:
+        bench.evict_all()
         return bench.run([(bench.text(prompt),) for _ in range(number)], output)
 
-    taken = _repeat(bench, once)
+    samples = _repeat(bench, once)
     prefill = bench.floor(number * prompt, number * prompt, number * prompt**2 / 2)
     keys = number * (prompt + output // 2)
     decode = output * bench.floor(number, keys, keys)
     label = f"{number} requests, {prompt} in, {output} out"
-    rates = [number * output / m.total for m in taken]
+    rates = [number * output / m.total for m in samples]
     yield _row(bench, label, "tokens/s", rates, number * output / (prefill + decode))
 
 
 def _long_prefill(bench: Workbench) -> Iterator[Row]:
-    """The prompt of five documents and a question, as plain text that nobody has seen."""
+    """The prompt of five documents and a question, as new plain text."""
     sizes = bench.sizes
     length = 5 * sizes.document + sizes.question
 
-    def once() -> Moments:
-        bench.forget()
+    def once() -> RunTimes:
+        bench.evict_all()
         return bench.run([(bench.text(length),)], 1)
 
-    taken = _repeat(bench, once)
+    samples = _repeat(bench, once)
     floor = bench.floor(length, length, length**2 / 2)
-    values = [1e3 * m.first for m in taken]
+    values = [1e3 * m.first for m in samples]
     yield _row(bench, f"prefill of {length} tokens, one request", "ms", values, 1e3 * floor)
 
 
@@ -352,10 +351,10 @@ def _request_rates(bench: Workbench) -> Iterator[Row]:
     documents = [bench.document() for _ in range(8)]
     bench.run([(document, bench.question()) for document in documents], 1)
     for rate in sizes.rates:
-        arrivals, at = [], 0.0
+        arrivals, arrival = [], 0.0
         for _ in range(sizes.arrivals):
-            at += rng.expovariate(rate)
-            arrivals.append(at)
+            arrival += rng.expovariate(rate)
+            arrivals.append(arrival)
         prompts = [bench.shuffled(documents, 5) for _ in arrivals]
         first = sorted(_serve(bench, prompts, arrivals))
         label = f"first token at {rate:g} requests/s, 5 cached documents of {sizes.document}"
@@ -366,16 +365,16 @@ def _request_rates(bench: Workbench) -> Iterator[Row]:
 def _serve(
     bench: Workbench, prompts: Sequence[PromptParts], arrivals: Sequence[float]
 ) -> list[float]:
-    """Seconds from each arrival to its first token; an arrival in the midst of a step waits."""
-    engine, added, start = bench.engine, dict[int, RequestProgress](), time.perf_counter()
+    """Seconds from each arrival to its first token, including the wait for a running step."""
+    engine, submitted, start = bench.engine, dict[int, RequestProgress](), time.perf_counter()
     first: dict[int, float] = {}
     while len(first) < len(prompts):
         now = time.perf_counter() - start
-        while len(added) < len(prompts) and arrivals[len(added)] <= now:
-            added[len(added)] = bench.add(prompts[len(added)], bench.sizes.output)
+        while len(submitted) < len(prompts) and arrivals[len(submitted)] <= now:
+            submitted[len(submitted)] = bench.add(prompts[len(submitted)], bench.sizes.output)
         if engine.has_work:
             engine.step()
-        for number, progress in added.items():
+        for number, progress in submitted.items():
             if number not in first and progress.metrics.first_token is not None:
                 first[number] = time.perf_counter() - start - arrivals[number]
     while engine.has_work:
@@ -383,8 +382,8 @@ def _serve(
     return list(first.values())
 
 
-def _per_token(bench: Workbench, label: str, taken: Sequence[Moments], floor: float) -> Row:
-    values = [1e3 * m.per_token for m in taken]
+def _per_token(bench: Workbench, label: str, samples: Sequence[RunTimes], floor: float) -> Row:
+    values = [1e3 * m.per_token for m in samples]
     return _row(bench, f"{label}: time per output token", "ms", values, 1e3 * floor)
 
 
@@ -397,4 +396,4 @@ LINES: Mapping[str, Callable[[Workbench], Iterator[Row]]] = {
     "prefill": _long_prefill,
     "rates": _request_rates,
 }
-"""What is measured, by short names, in the order of the table."""
+"""The lines of the table, by their short names, in order."""

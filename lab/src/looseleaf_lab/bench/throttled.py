@@ -1,4 +1,4 @@
-"""A tier of a chosen speed: memory of the host that takes its time."""
+"""A tier of a chosen speed: host memory with a bandwidth and a latency."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ from looseleaf.tiers import HostTier, Ledger, Reader, Record, WrappedTier
 
 
 class ThrottledTier(WrappedTier):
-    """Gives ``rate`` bytes a second, whoever reads, after ``latency`` seconds for each record;
-    writing is free."""
+    """Reads ``rate`` bytes/s over all readers, with ``latency`` seconds per record; writes are
+    free."""
 
     def __init__(self, name: str, rate: float, latency: float, num_bytes: int) -> None:
         super().__init__(HostTier(Ledger(num_bytes)), name)
@@ -30,14 +30,14 @@ class ThrottledTier(WrappedTier):
         return _SlowReader(reader, self.wait)
 
     def wait(self, num_bytes: int) -> None:
-        """Return when so many bytes more are due."""
+        """Sleep until ``num_bytes`` more bytes are due."""
         with self._lock:
             self._due = due = max(self._due, time.perf_counter()) + num_bytes / self.rate
         time.sleep(max(0.0, due - time.perf_counter()))
 
 
 class _SlowReader:
-    """Every layer comes when its bytes are due."""
+    """A reader that delays every layer until its bytes are due."""
 
     def __init__(self, reader: Reader, wait: Callable[[int], None]) -> None:
         self._reader = reader
@@ -49,7 +49,7 @@ class _SlowReader:
 
     def read(self, layer: int, into: Tensor) -> Tensor:
         self._wait(self.record.layer_bytes)
-        # as a disk's reader does: into memory that a GPU can be sent from
+        # copied like a disk's read: into memory that a GPU can transfer
         np.copyto(into.numpy(), self._reader.read(layer, into).numpy())
         return into
 

@@ -1,12 +1,11 @@
-"""``bench tiers``: what the loading controller (after CacheBlend, arXiv 2405.16444, section 5.1)
-chooses, against a sweep of ratios on every tier.
+"""``bench tiers``: the choices of the loading controller against a sweep of ratios on every tier
+(after CacheBlend, arXiv 2405.16444, section 5.1).
 
-The same documents are loaded from one tier after another while a share of their tokens is computed
-again (`Fuse("random")`); the time until the first token is measured for shares from small to all,
-for computing the documents instead of loading them, and for what the controller chooses: a share
-(``balanced``), and whether to load. One more engine has all tiers at once, and the controller picks
-one. All take turns. The goal, which is ours, is a controller within 10 % of the best that the sweep
-finds."""
+The same documents are loaded from each tier while a share of their tokens is recomputed
+(`Fuse("random")`). The measure is the time until the first token: for shares from small to all, for
+computing instead of loading, and for the controller's choice of a share (``balanced``) and of
+loading. One more engine has all tiers, and its controller picks one. All arms alternate. The goal
+is a controller within 10 % of the best time of the sweep."""
 
 import random
 import shutil
@@ -47,10 +46,10 @@ _ALL = "all"
 
 @dataclass(frozen=True)
 class TierBench:
-    """``make`` gives an engine, each over a pool of its own (`of_checkpoint`, `of_shape`); tiers
-    that it is given hold up to ``space`` bytes. From the throttled ones documents take so many
-    times as long to load as to compute (``slowness``); ``ratios`` are swept; every arm is measured
-    ``repetitions`` times, in turn."""
+    """``make`` returns an engine with its own pool (`of_checkpoint`, `of_shape`).
+
+    Tiers have room for ``space`` bytes. ``slowness`` is the load time of a throttled tier as a
+    multiple of the compute time. ``ratios`` are swept, with ``repetitions`` of every arm."""
 
     make: Callable[[], Engine]
     name: str
@@ -62,21 +61,22 @@ class TierBench:
 
 
 def of_checkpoint(model: Path, device: str, num_pages: int) -> Callable[[], Engine]:
-    """What makes engines over a checkpoint, in fp32."""
+    """A factory of engines over a checkpoint, in fp32."""
     options = {"device": device, "num_pages": num_pages, "dtype": "float32"}
     config = make_config(options)
     return partial(make_engine, load_model(model, config), config)
 
 
 def of_shape(shape: str, device: torch.device, num_pages: int) -> Callable[[], Engine]:
-    """What makes engines over the same random weights of a shape.
+    """A factory of engines over the same random weights of a shape.
 
-    Raises InvalidOption for a shape that is unknown, or has no room for the reference model's
-    vocabulary: documents are text."""
-    needed = read_config(reference_model()).vocab_size
-    if (known := model_shape(shape).vocab_size) < needed:
+    Raises InvalidOption for an unknown shape, or for a vocabulary smaller than that of the
+    reference model, which encodes the documents."""
+    vocab_size = read_config(reference_model()).vocab_size
+    if (shape_vocab_size := model_shape(shape).vocab_size) < vocab_size:
         raise InvalidOption(
-            f"shape {shape!r} knows {known} tokens, and documents are of {needed}: use another"
+            f"shape {shape!r} has {shape_vocab_size} tokens, and documents need {vocab_size}: use "
+            "another shape"
         )
     config = make_config({"device": str(device), "num_pages": num_pages})
     return partial(random_engine, shape, config, device, random_decoder(shape, device))
@@ -84,8 +84,8 @@ def of_shape(shape: str, device: torch.device, num_pages: int) -> Callable[[], E
 
 @dataclass(frozen=True)
 class _Arm:
-    """A way to answer, with a policy: from what the tiers have, by computing the documents, or as
-    the controller ``chooses``."""
+    """A policy, and the source of its documents: loaded from a tier, computed, or ``chosen`` by
+    the controller."""
 
     label: str
     fuse: Fuse
@@ -93,36 +93,36 @@ class _Arm:
 
 
 class _Always(LoadingController):
-    """Loads what a tier has, whatever it expects that to take: a sweep is of loading."""
+    """A controller that always loads, for the sweep."""
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
         return False
 
 
 @dataclass(eq=False)
-class _Place:
+class _Target:
     """An engine over one tier, or over all of them."""
 
     name: str
     engine: Engine
-    own: LoadingController = field(init=False)
-    always: LoadingController = field(init=False)
+    controller: LoadingController = field(init=False)
+    always_load: LoadingController = field(init=False)
 
     def __post_init__(self) -> None:
         controller = self.engine.tiering.controller
         assert controller is not None, "an engine over tiers"
-        self.own = controller
-        self.always = _Always(
+        self.controller = controller
+        self.always_load = _Always(
             controller.tiers, controller.pace, controller.num_layers, controller.replayed_rows
         )
 
     @property
     def salt(self) -> str:
-        """What another engine left in a tier that both have would be in that tier only."""
+        """A salt that hides another engine's records: these would be in one tier only."""
         return self.name if self.name == _ALL else ""
 
     def arms(self, config: TierBench) -> list[_Arm]:
-        """What is measured there."""
+        """The arms of this target."""
         controller = _Arm("controller", Fuse("random", ratio=LEAST, balanced=True), "chosen")
         if self.name == _ALL:
             return [controller]
@@ -130,7 +130,7 @@ class _Place:
         return [*swept, controller, _Arm("computed", Fuse("random", ratio=LEAST), "computed")]
 
 
-_Cell = tuple[_Place, _Arm]
+_Cell = tuple[_Target, _Arm]
 
 
 def measure(
@@ -140,14 +140,14 @@ def measure(
     folder: Path,
     progress: Progress = SILENT,
 ) -> Iterator[Row]:
-    """Rows of every tier, those of the sweep first; ``folder`` is where the disk tier may write.
+    """Rows of every tier, the sweep first; the disk tier writes to ``folder``.
 
-    Without a Redis or Valkey server on this machine there are no rows of one. Rows come at the end,
-    since all take turns; who interrupts it gets those of the turns that were."""
+    A remote tier needs a Redis or Valkey server on this machine. Since arms alternate, rows follow
+    the last round; an interrupted run yields its complete rounds."""
     prompt: Prompt = [*(Document(text, f"document {n}") for n, text in enumerate(texts)), question]
     space = config.space
     with _redis() as url:
-        progress.stage("how fast this machine computes documents")
+        progress.stage("compute time of the documents")
         rates = _rates(config, prompt)
         progress.stage("making an engine over each tier")
         tiers: list[tuple[str, list[Tier]]] = [
@@ -156,40 +156,40 @@ def measure(
         tiers.append(("disk", [DiskTier(folder / "alone", Ledger(space))]))
         if url is not None:
             tiers.append(("remote", [RemoteTier(url)]))
-        everything: list[Tier] = [ThrottledTier(n, r, 0.001, space) for n, r in reversed(rates)]
-        everything.append(DiskTier(folder / "all", Ledger(space)))
-        everything += [RemoteTier(url)] if url else []
-        places = [_Place(name, _engine(config, held)) for name, held in tiers]
-        together = _Place(_ALL, _engine(config, everything))
+        every_tier: list[Tier] = [ThrottledTier(n, r, 0.001, space) for n, r in reversed(rates)]
+        every_tier.append(DiskTier(folder / "all", Ledger(space)))
+        every_tier += [RemoteTier(url)] if url else []
+        targets = [_Target(name, _engine(config, tier_list)) for name, tier_list in tiers]
+        all_tiers = _Target(_ALL, _engine(config, every_tier))
         outputs = {
-            (p, arm): list[RequestOutput]() for p in [*places, together] for arm in p.arms(config)
+            (p, arm): list[RequestOutput]() for p in [*targets, all_tiers] for arm in p.arms(config)
         }
         try:
-            _in_turn(config, outputs, prompt, progress)
+            _run_rounds(config, outputs, prompt, progress)
         finally:
-            for place in (*places, together):
-                place.engine.close()
+            for target in (*targets, all_tiers):
+                target.engine.close()
             if all(outputs.values()):
                 yield from _compared(config, outputs)
 
 
 def _compared(config: TierBench, outputs: Mapping[_Cell, Sequence[RequestOutput]]) -> Iterator[Row]:
-    """A row for every arm, beside the best of its place; all tiers at once beside the best of
-    all."""
+    """A row per arm with the best time of its target; the target of all tiers compares with the
+    best of all."""
     best = dict[str, float]()
-    for place in dict.fromkeys(place for place, _ in outputs):
-        rows = [_row(config, place, arm, outputs[place, arm]) for arm in place.arms(config)]
-        # all tiers together come last
-        best[place.name] = min(best.values()) if place.name == _ALL else _best(rows)
+    for target in dict.fromkeys(target for target, _ in outputs):
+        rows = [_row(config, target, arm, outputs[target, arm]) for arm in target.arms(config)]
+        # the target of all tiers is the last one
+        best[target.name] = min(best.values()) if target.name == _ALL else _best(rows)
         for row in rows:
-            yield row | {"times_best": float(row["seconds_low"]) / best[place.name]}
+            yield row | {"times_best": float(row["seconds_low"]) / best[target.name]}
 
 
 def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
-    """Bytes a second of the throttled tiers: by what it takes to compute all."""
+    """Bytes/s of the throttled tiers, from the time to compute all documents."""
     engine = _engine(config, [ThrottledTier("any", 1e9, 0.0, config.space)])
-    place, arm = _Place("any", engine), _Arm("computed", Fuse("random", ratio=LEAST), "computed")
-    outputs = [_ask(place, arm, prompt) for _ in range(config.repetitions + 2)][2:]
+    target, arm = _Target("any", engine), _Arm("computed", Fuse("random", ratio=LEAST), "computed")
+    outputs = [_answer(target, arm, prompt) for _ in range(config.repetitions + 2)][2:]
     engine.close()
     seconds = statistics.median(map(_first_token, outputs))
     lengths = [document.num_tokens for document in outputs[0].reuse.documents]
@@ -199,50 +199,49 @@ def _rates(config: TierBench, prompt: Prompt) -> list[tuple[str, float]]:
 
 
 def _best(rows: Sequence[Row]) -> float:
-    """The quickest of all but the controller, by its quickest repetition: what else the machine
-    does only adds to it."""
+    """The fastest repetition of any arm but the controller's; other load only adds time."""
     return min(float(row["seconds_low"]) for row in rows if row["arm"] != "controller")
 
 
 def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
-    """An engine over these tiers, which has measured them."""
-    made = config.make()
-    runner = replace(made.runner, pace=ComputePace())
-    # all documents on their way to a tier at once: what is left out would not be there to load
+    """An engine over these tiers, with an unmeasured compute time."""
+    base = config.make()
+    runner = replace(base.runner, pace=ComputePace())
+    # room to stage all documents, because skipped ones could never be loaded
     staging = max(1.0, config.space / 2**31)
-    held = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0, staging_gib=staging))
-    keys, longest = made.documents.keys, made.max_model_len
-    return Engine(EngineParts(made.config, runner, made.tokenizer, keys, longest, held))
+    tiers_of_engine = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0, staging_gib=staging))
+    keys, longest = base.documents.keys, base.max_model_len
+    return Engine(EngineParts(base.config, runner, base.tokenizer, keys, longest, tiers_of_engine))
 
 
-def _in_turn(
+def _run_rounds(
     config: TierBench,
     outputs: Mapping[_Cell, list[RequestOutput]],
     prompt: Prompt,
     progress: Progress,
 ) -> None:
-    """All arms of all places once, not counted, then again and again in ever new order: what else
-    the machine does meets all of them. All tiers at once have nothing but a controller, which has
-    seen as many loads as those of the other places, whose sweeps teach them, before one counts."""
+    """Run all arms once as a warm-up, then in rounds of random order.
+
+    The target of all tiers has only a controller arm. More runs teach it as many loads as a sweep
+    has."""
     rng = random.Random(config.seed)
-    turns = range(config.repetitions + 1)
-    for turn in progress.over(turns, lambda turn: f"round {turn + 1}"):
-        drawn = rng.sample([*outputs], len(outputs))
-        for place, arm in progress.over(drawn, lambda cell: f"{cell[0].name}, {cell[1].label}"):
-            for _ in config.ratios if place.name == _ALL else ():
-                _ask_cold(place, arm, prompt)
-            output = _ask_cold(place, arm, prompt)
-            if turn:
-                outputs[place, arm].append(output)
+    rounds = range(config.repetitions + 1)
+    for round_number in progress.over(rounds, lambda round_number: f"round {round_number + 1}"):
+        cells = rng.sample([*outputs], len(outputs))
+        for target, arm in progress.over(cells, lambda cell: f"{cell[0].name}, {cell[1].label}"):
+            for _ in config.ratios if target.name == _ALL else ():
+                _answer_cold(target, arm, prompt)
+            output = _answer_cold(target, arm, prompt)
+            if round_number:
+                outputs[target, arm].append(output)
 
 
-def _ask_cold(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
-    """Ask with nothing in the pool, nor what was computed last and is held until it has left; and
-    the first time nothing in the tiers either."""
-    engine = place.engine
+def _answer_cold(target: _Target, arm: _Arm, prompt: Prompt) -> RequestOutput:
+    """An answer with an empty pool; in the first round the tiers are empty too."""
+    engine = target.engine
     engine.tiering.release_pages()
     engine.store.evict_idle()
-    output = _ask(place, arm, prompt)
+    output = _answer(target, arm, prompt)
     assert engine.tiers is not None
     engine.tiers.flush()
     _cool(engine.tiers)
@@ -250,20 +249,22 @@ def _ask_cold(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
 
 
 def _cool(tiers: Tiers) -> None:
-    """Make the system forget what it holds of the disk in memory: the next read is the disk's."""
+    """Drop the disk tiers' files from the system's page cache."""
     for guard in tiers.guards:
         if isinstance(guard.tier, DiskTier):
             for entry in guard.tier.entries():
                 guard.tier.cool(entry.key)
 
 
-def _ask(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
-    engine = place.engine
+def _answer(target: _Target, arm: _Arm, prompt: Prompt) -> RequestOutput:
+    engine = target.engine
     parts = engine.prompts.from_parts([*prompt])
-    # what a salt of its own asks for is in no tier
-    salt = f"{time.perf_counter()}" if arm.documents == "computed" else place.salt
+    # no tier has records under a new salt
+    salt = f"{time.perf_counter()}" if arm.documents == "computed" else target.salt
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    engine.tiering.controller = place.always if arm.documents == "loaded" else place.own
+    engine.tiering.controller = (
+        target.always_load if arm.documents == "loaded" else target.controller
+    )
     progress = engine.add(Request("asked", parts, params, salt, fuse=arm.fuse))
     while engine.has_work:
         engine.step()
@@ -276,20 +277,20 @@ def _ask(place: _Place, arm: _Arm, prompt: Prompt) -> RequestOutput:
     return progress.output()
 
 
-def _row(config: TierBench, place: _Place, arm: _Arm, outputs: Sequence[RequestOutput]) -> Row:
+def _row(config: TierBench, target: _Target, arm: _Arm, outputs: Sequence[RequestOutput]) -> Row:
     seconds = list(map(_first_token, outputs))
     loading = [o.reuse.loading for o in outputs if o.reuse.loading is not None]
     ratios = [o.reuse.fuse.ratio or 0.0 for o in outputs if o.reuse.fuse is not None]
-    names = {name for report in loading for name in report.tiers}
+    names = {name for load in loading for name in load.tiers}
     return {
         "model": config.name,
-        "tier": place.name,
+        "tier": target.name,
         "arm": arm.label,
         "documents": len(outputs[0].reuse.documents),
         "document_tokens": outputs[0].reuse.document_tokens,
         "ratio": statistics.median(ratios),
         "loaded_from": " ".join(sorted(names)) or "nowhere",
-        "mib": min((report.num_bytes for report in loading), default=0) / (1 << 20),
+        "mib": min((load.num_bytes for load in loading), default=0) / (1 << 20),
         "repetitions": len(outputs),
         "seconds": statistics.median(seconds),
         "seconds_low": min(seconds),
@@ -302,18 +303,18 @@ def _row(config: TierBench, place: _Place, arm: _Arm, outputs: Sequence[RequestO
 
 
 def _first_token(output: RequestOutput) -> float:
-    """Seconds from admission."""
+    """Seconds from admission to the first token."""
     return (output.metrics.first_token or 0.0) - (output.metrics.admitted or 0.0)
 
 
 def _median(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else 0.0
+    present = [value for value in values if value is not None]
+    return statistics.median(present) if present else 0.0
 
 
 @contextmanager
 def _redis() -> Iterator[str | None]:
-    """A server of this run's own on the loopback, None where there is none."""
+    """The URL of a server that this run starts on the loopback, or None without a program."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         yield None
@@ -324,14 +325,16 @@ def _redis() -> Iterator[str | None]:
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     process = subprocess.Popen([*command, "--appendonly", "no"], stdout=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 10
+        deadline = time.monotonic() + 10
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
                 break
             except ConnectionRefusedError as error:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise InvalidOption(f"{program} does not start: see why by hand") from error
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise InvalidOption(
+                        f"{program} does not start: run it by hand to see why"
+                    ) from error
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.terminate()

@@ -1,4 +1,4 @@
-"""Timing two things fairly: in turn, several times, medians with ranges."""
+"""Alternating measurements of several arms, with medians and ranges."""
 
 import gc
 import statistics
@@ -10,17 +10,17 @@ from looseleaf_lab.bench.progress import SILENT, Progress
 
 
 def clock_of(device_type: str) -> tuple[str, Callable[[], float]]:
-    """The name of a clock and the clock: on a CPU the processor's time of this process, so that
-    other work on the machine does not count; else the wall's. With several threads the former adds
-    theirs up: measure with one."""
+    """A clock and its name: CPU time of this process on a CPU, else wall time.
+
+    CPU time excludes other processes, but adds up threads: measure with one thread."""
     if device_type == "cpu":
         return "CPU time", time.process_time
     return "wall", time.perf_counter
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """One figure of every repetition."""
+class Samples:
+    """One figure per repetition."""
 
     values: tuple[float, ...]
 
@@ -28,9 +28,9 @@ class Repeated:
     def median(self) -> float:
         return statistics.median(self.values)
 
-    def map(self, function: Callable[[float], float]) -> "Repeated":
-        """``function`` of every repetition."""
-        return Repeated(tuple(map(function, self.values)))
+    def map(self, function: Callable[[float], float]) -> "Samples":
+        """``function`` of every figure."""
+        return Samples(tuple(map(function, self.values)))
 
     @property
     def range(self) -> tuple[float, float]:
@@ -42,26 +42,26 @@ def measure_in_turn(
     repetitions: int,
     warm_up: int = 1,
     progress: Progress = SILENT,
-) -> dict[str, Repeated]:
-    """Each arm ``repetitions`` times, one after the other in every round, the order turned round by
-    round: a machine that grows slower or faster meanwhile is unfair to none.
+) -> dict[str, Samples]:
+    """``repetitions`` figures of each arm (seconds, or rates), after ``warm_up`` uncounted rounds.
 
-    An arm returns its figure: seconds, or a rate.
+    Arms alternate in every round, in rotated order, so that a drift of the machine's speed affects
+    all arms alike.
     """
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    turns = [
+    values: dict[str, list[float]] = {name: [] for name in arms}
+    runs = [
         (round_number, name)
         for round_number in range(warm_up + repetitions)
-        for name in _turned(list(arms), round_number)
+        for name in _rotated(list(arms), round_number)
     ]
-    for round_number, name in progress.over(turns, lambda turn: f"round {turn[0] + 1}, {turn[1]}"):
+    for round_number, name in progress.over(runs, lambda run: f"round {run[0] + 1}, {run[1]}"):
         gc.collect()
         figure = arms[name]()
         if round_number >= warm_up:
-            taken[name].append(figure)
-    return {name: Repeated(tuple(values)) for name, values in taken.items()}
+            values[name].append(figure)
+    return {name: Samples(tuple(samples)) for name, samples in values.items()}
 
 
-def _turned(names: Sequence[str], by: int) -> list[str]:
-    by %= len(names)
-    return [*names[by:], *names[:by]]
+def _rotated(names: Sequence[str], offset: int) -> list[str]:
+    offset %= len(names)
+    return [*names[offset:], *names[:offset]]

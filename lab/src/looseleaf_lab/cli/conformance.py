@@ -1,4 +1,4 @@
-"""``looseleaf conformance``: the laws of the design on a checkpoint, here, on this device."""
+"""``looseleaf conformance``: the laws of the design on a checkpoint and the local device."""
 
 import json
 from typing import Any
@@ -16,8 +16,8 @@ _DEFAULT_TOKENS = 512
 @click.option(
     "--tokens",
     type=int,
-    help=f"length of the longest prompt with its answer [default: {_DEFAULT_TOKENS}, or what the "
-    "model can read]",
+    help=f"length of the longest prompt with its answer [default: {_DEFAULT_TOKENS}, or the "
+    "model's limit]",
 )
 @click.option("--law", "laws", type=int, multiple=True, help="check this law only; may be repeated")
 @click.option("--json", "as_json", is_flag=True, help="print the verdict as JSON")
@@ -34,9 +34,9 @@ def conformance(
 ) -> None:
     """Check that MODEL, a checkpoint folder or a hub id, keeps the laws on this device.
 
-    The engine answers with the checkpoint's own weights and RoPE law; dense passes in a wider dtype
-    say what is right, and the same passes in the engine's dtype how far it may be off. Without
-    MODEL the reference model is checked. Exits with 1 if a law fails."""
+    The engine uses the checkpoint's own weights and RoPE law. Dense passes in a wider dtype are the
+    truth; the same passes in the engine's dtype set the error budget. Without MODEL, checks the
+    reference model. Exits with 1 if a law fails."""
     from looseleaf_lab.conformance import (
         LAWS,
         Answers,
@@ -46,10 +46,10 @@ def conformance(
         describe_subject,
     )
 
-    known = [law.number for law in LAWS]
-    unknown = [number for number in laws if number not in known]
+    numbers = [law.number for law in LAWS]
+    unknown = [number for number in laws if number not in numbers]
     if unknown:
-        raise InvalidOption(f"there is no law {unknown[0]}: the laws are 1 to {known[-1]}")
+        raise InvalidOption(f"there is no law {unknown[0]}: the laws are 1 to {numbers[-1]}")
     if options.pop("max_model_len") is not None:
         raise InvalidOption(
             "give --tokens instead of --max-model-len: the laws choose lengths by it"
@@ -59,10 +59,10 @@ def conformance(
     )
     about = describe_subject(subject, model or "the reference model")
     click.echo(" · ".join(about.values()), err=True)
-    found = check_laws(
+    verdicts = check_laws(
         Answers(subject), laws, lambda law: click.echo(f"law {law.number} …", err=True)
     )
-    verdict = Verdict(about, found)
+    verdict = Verdict(about, verdicts)
     click.echo(json.dumps(verdict.to_json(), indent=2) if as_json else verdict.page())
     if verdict.failed:
         context.exit(1)

@@ -1,8 +1,8 @@
-"""The laws of the design, held against any checkpoint on the user's own machine and device.
+"""The laws of the design, checked on any checkpoint, on the user's machine and device.
 
-What answers is the real engine, with its operators, on the checkpoint's own weights and RoPE law.
-What it answers to is the definition: plain dense passes in a wider dtype. How far it may be off
-comes from the data: twice the error of the same dense passes in the engine's own dtype.
+The real engine answers, with its operators, the checkpoint's weights and RoPE law. Plain dense
+passes in a wider dtype are the truth. Twice the error of the same passes in the engine's own dtype
+is the budget.
 """
 
 from looseleaf_lab.conformance.answers import Answers

@@ -1,4 +1,4 @@
-"""The laws by number and sentence, and how each is checked."""
+"""The laws, each with its number, sentence and check."""
 
 import time
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from looseleaf_lab.conformance.verdict import Finding, LawVerdict
 
 
 class Skipped(LooseleafError):
-    """A law that can't be checked here; the message says why."""
+    """A law that does not apply here; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Law:
-    """A law of the design, and how it is checked."""
+    """A law of the design and its check."""
 
     number: int
     sentence: str
@@ -40,21 +40,21 @@ class Law:
 def check_laws(
     answers: Answers, numbers: tuple[int, ...] = (), on_law: Callable[[Law], None] | None = None
 ) -> tuple[LawVerdict, ...]:
-    """The verdict on every law, or on those of ``numbers``; ``on_law`` hears which comes next.
+    """The verdicts on every law, or on the laws ``numbers``; ``on_law`` is called before each.
 
-    A law during whose check something is raised has failed: the verdict names the error."""
-    found = []
+    An exception during a check fails its law, and the verdict names the error."""
+    verdicts = []
     for law in LAWS:
         if numbers and law.number not in numbers:
             continue
         if on_law is not None:
             on_law(law)
-        found.append(_judge(law, answers))
-    return tuple(found)
+        verdicts.append(_judge(law, answers))
+    return tuple(verdicts)
 
 
 def _judge(law: Law, answers: Answers) -> LawVerdict:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     findings: tuple[Finding, ...] = ()
     reason = ""
     try:
@@ -64,7 +64,7 @@ def _judge(law: Law, answers: Answers) -> LawVerdict:
         status, reason = "skipped", str(skip)
     except Exception as error:
         status, reason = "failed", f"{type(error).__name__}: {error}"
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     return LawVerdict(law.number, law.sentence, status, findings, reason, seconds)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
-"""What an answer is by definition: all tokens in one dense pass, in plain PyTorch.
+"""The reference answer: all tokens of a request in one dense pass of plain PyTorch.
 
-A second opinion. It shares weights and RoPE frequencies with what it judges, and nothing else: no
-operator of `looseleaf.ops`, no pages, no frames, no merge. In a wide dtype it is the truth; in the
-engine's own it is the plain implementation whose error sets the budget.
+The pass shares weights and RoPE frequencies with the engine and no other code: no operator of
+`looseleaf.ops`, no pages, frames or merges. In a wide dtype its result is the truth. In the
+engine's own dtype its error sets the budget.
 """
 
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ from looseleaf.prompt.request import DocumentPart, PromptParts
 from looseleaf.rope import rope_frequencies
 from looseleaf.types import AttnState
 
-# rows whose scores are held at once
+# rows of one block of scores, which bounds the memory of a pass
 _ROWS = 256
 SHIFTS = (0, 11, 23)
-"""How far tokens are moved together for samples of rounding: attention does not change by it."""
+"""Shifts of all positions, for samples of rounding: exact attention is invariant to them."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """Rows that see some keys, by the causal rule over ``row_positions`` and ``key_positions``.
+class Visibility:
+    """Rows and the keys they see, by the causal rule over ``row_positions`` and ``key_positions``.
 
-    ``rows`` are indices of the rows of a pass, ``keys`` of all tokens; all four are int64.
+    ``rows`` indexes the rows of a pass, ``keys`` all tokens; all four are int64.
     """
 
     rows: Tensor
@@ -46,46 +46,60 @@ class HeadStates:
 
 
 class Definition:
-    """Dense passes over a loaded model; they run where its weights are."""
+    """Dense passes over a loaded model, on the device of its weights."""
 
     def __init__(self, loaded: LoadedModel, stored_in: torch.dtype | None = None) -> None:
-        """With ``stored_in``, passes in the model's own dtype round keys and values to it, as the
-        pages of an engine do; wider passes do not."""
+        """With ``stored_in``, passes in the model's own dtype round keys and values to that dtype,
+        as pages do. Wider passes do not."""
         self.shape = loaded.shape
-        self._narrow = stored_in, loaded.decoder.dtype
+        self._stored_and_own_dtype = stored_in, loaded.decoder.dtype
         self.weights = loaded.decoder.weights
         self.device = loaded.decoder.device
         laws = (rope_frequencies(loaded.shape.rope_of(n)) for n in range(loaded.shape.num_layers))
         self._laws = [law._replace(inverse=law.inverse.to(self.device)) for law in laws]
 
-    def full(self, tokens: list[int]) -> list[Reading]:
-        """Every token sees all before it."""
-        at = torch.arange(len(tokens), device=self.device)
-        return [Reading(at, at, at, at)]
+    def full(self, tokens: list[int]) -> list[Visibility]:
+        """Causal visibility of a plain prompt."""
+        positions = torch.arange(len(tokens), device=self.device)
+        return [Visibility(positions, positions, positions, positions)]
 
-    def reused(self, parts: PromptParts, num_more: int) -> list[Reading]:
-        """A document's tokens see their context and themselves, as if they stood right behind it;
-        text, and ``num_more`` tokens behind the prompt, sees everything before it."""
+    def reused(self, parts: PromptParts, num_more: int) -> list[Visibility]:
+        """Visibility with stored documents, and ``num_more`` text tokens after the prompt.
+
+        A document's tokens see their context and themselves, at positions right after the context.
+        Text sees everything before it."""
         documents, text, start = [], [], 0
         for part in parts:
-            at = torch.arange(start, start + len(part.tokens), device=self.device)
+            positions = torch.arange(start, start + len(part.tokens), device=self.device)
             start += len(part.tokens)
             if not isinstance(part, DocumentPart):
-                text.append(at)
+                text.append(positions)
                 continue
-            seen = torch.arange(part.context_length, device=self.device)
-            own = torch.arange(len(at), device=self.device) + part.context_length
-            keys = torch.cat([seen, at])
-            documents.append(Reading(at, keys, own, torch.cat([seen, own])))
+            context_positions = torch.arange(part.context_length, device=self.device)
+            document_positions = (
+                torch.arange(len(positions), device=self.device) + part.context_length
+            )
+            keys = torch.cat([context_positions, positions])
+            documents.append(
+                Visibility(
+                    positions,
+                    keys,
+                    document_positions,
+                    torch.cat([context_positions, document_positions]),
+                )
+            )
         rest = torch.arange(start, start + num_more, device=self.device)
-        rows, every = torch.cat([*text, rest]), torch.arange(start + num_more, device=self.device)
-        return [*documents, Reading(rows, every, rows, every)]
+        rows, all_positions = (
+            torch.cat([*text, rest]),
+            torch.arange(start + num_more, device=self.device),
+        )
+        return [*documents, Visibility(rows, all_positions, rows, all_positions)]
 
     @torch.inference_mode()
     def hidden(
         self,
         tokens: list[int],
-        readings: list[Reading],
+        visibility: list[Visibility],
         dtype: torch.dtype,
         *,
         shift: int = 0,
@@ -93,10 +107,10 @@ class Definition:
         stored: HeadStates | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """The normed hidden states behind the last layer, computed in ``dtype``.
+        """Normed hidden states after the last layer, ``[rows, hidden]`` in ``dtype``.
 
-        ``keep`` collects what every layer makes of its rows. With ``rows`` only these tokens are
-        computed, and see ``stored`` keys and values of the others."""
+        ``keep`` collects each layer's q, k and v. With ``rows``, the pass computes only these
+        tokens, and reads the keys and values of all other tokens from ``stored``."""
         ids = torch.tensor(tokens, device=self.device)
         x = self._embed(ids if rows is None else ids[rows], dtype)
         for index, layer in enumerate(self.weights.layers):
@@ -108,10 +122,10 @@ class Definition:
                 _, old_k, old_v = stored.layers[index]
                 k, v = old_k.index_copy(0, rows, k), old_v.index_copy(0, rows, v)
             attended = torch.empty_like(q)
-            for reading in readings:
-                attended[reading.rows] = self.state(
-                    index, q[reading.rows], k[reading.keys], v[reading.keys],
-                    (reading.row_positions, reading.key_positions), shift,
+            for span in visibility:
+                attended[span.rows] = self.state(
+                    index, q[span.rows], k[span.keys], v[span.keys],
+                    (span.row_positions, span.key_positions), shift,
                 ).out  # fmt: skip
             attended = _project(attended.flatten(1), layer.output)
             x = x + self._branch(attended, layer.output_norm)
@@ -122,7 +136,7 @@ class Definition:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary of some rows."""
+        """Scores over the vocabulary, ``[rows, vocab_size]``."""
         scores = _project(hidden, self.weights.lm_head) / self.shape.logits_scaling
         cap = self.shape.final_soft_cap
         return cap * (scores / cap).tanh() if cap else scores
@@ -137,12 +151,13 @@ class Definition:
         positions: tuple[Tensor, Tensor],
         shift: int = 0,
     ) -> AttnState:
-        """Softmax attention of ``q`` over all of ``k`` and ``v`` that stand at its position or
-        before, turned to where they truly stand, in the dtype of ``q``, softmax at least in fp32;
-        with its log-sum-exp ``[rows, heads]``, and ``(0, -inf)`` where nothing is seen."""
+        """Softmax attention of ``q`` over the keys at or before its position, in ``q``'s dtype.
+
+        Keys are rotated to their true positions; softmax is at least fp32. Returns the output and
+        its log-sum-exp ``[rows, heads]``; rows without keys give ``(0, -inf)``."""
         row_positions, key_positions = positions
         group = self.shape.num_qo_heads // self.shape.num_kv_heads
-        turned = self._stored(self._turn(layer, k, key_positions + shift)).repeat_interleave(
+        rotated = self._stored(self._rotate(layer, k, key_positions + shift)).repeat_interleave(
             group, 1
         )
         values = self._stored(v).repeat_interleave(group, 1)
@@ -152,12 +167,14 @@ class Definition:
             self.shape.soft_cap,
         )
         out, lse = [], []
-        for at, block in zip(row_positions.split(_ROWS), q.split(_ROWS), strict=True):
-            scores = torch.einsum("qhd,khd->hqk", self._turn(layer, block, at + shift), turned)
+        for block_positions, block in zip(row_positions.split(_ROWS), q.split(_ROWS), strict=True):
+            scores = torch.einsum(
+                "qhd,khd->hqk", self._rotate(layer, block, block_positions + shift), rotated
+            )
             scores = scores.to(_softmax_dtype(q.dtype)) * scale
             if cap:
                 scores = cap * (scores / cap).tanh()
-            distance = at[:, None] - key_positions
+            distance = block_positions[:, None] - key_positions
             visible = (distance >= 0) & (distance < window) if window else distance >= 0
             scores = scores.masked_fill(~visible, -torch.inf)
             lse.append(scores.logsumexp(-1).T)
@@ -166,39 +183,41 @@ class Definition:
         return AttnState(torch.cat(out), torch.cat(lse))
 
     def _embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        # the multiplier is a number of the model's dtype, whatever computes with it
-        own = torch.tensor(self.shape.embedding_multiplier, dtype=self.weights.embedding.dtype)
-        return self.weights.embedding[ids].to(dtype) * own.item()
+        # the model rounds the multiplier to its own dtype, also where a pass is wider
+        multiplier = torch.tensor(
+            self.shape.embedding_multiplier, dtype=self.weights.embedding.dtype
+        )
+        return self.weights.embedding[ids].to(dtype) * multiplier.item()
 
     def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
         normed = x if norm is None else self._norm(x, norm)
         return normed * self.shape.residual_multiplier
 
     def _stored(self, x: Tensor) -> Tensor:
-        stored_in, own = self._narrow
-        if stored_in is None or x.dtype != own:
+        stored_in, model_dtype = self._stored_and_own_dtype
+        if stored_in is None or x.dtype != model_dtype:
             return x
-        # a page holds finite numbers only
-        most = torch.finfo(stored_in).max
-        return x.clamp(-most, most).to(stored_in).to(own)
+        # pages store finite numbers only
+        limit = torch.finfo(stored_in).max
+        return x.clamp(-limit, limit).to(stored_in).to(model_dtype)
 
-    def _turn(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
-        """RoPE as the papers write it: pairs of dims turn by their angle, the attention factor on
-        both sides of the score; by the layer's own law."""
+    def _rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        """RoPE: rotates pairs of dims by the layer's own law; queries and keys both carry the
+        attention factor."""
         inverse, factor = self._laws[layer]
         wide = _softmax_dtype(x.dtype)
         angles = positions.to(torch.float64)[:, None] * inverse
         cos = (angles.cos() * factor).to(wide)[:, None]
         sin = (angles.sin() * factor).to(wide)[:, None]
         width = 2 * len(inverse)
-        turning, rest = x[..., :width].to(wide), x[..., width:]
+        pairs, rest = x[..., :width].to(wide), x[..., width:]
         if self.shape.rope.interleaved:
-            a, b = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+            a, b = pairs[..., 0::2], pairs[..., 1::2]
+            rotated = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
         else:
-            a, b = turning.chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-        return torch.cat([turned.to(x.dtype), rest], -1)
+            a, b = pairs.chunk(2, -1)
+            rotated = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+        return torch.cat([rotated.to(x.dtype), rest], -1)
 
     def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.shape
@@ -229,14 +248,14 @@ class Definition:
             wide = functional.rms_norm(x.to(weight.dtype), shape, weight, self.shape.norm_eps)
             return wide.to(x.dtype)
         weight = weight.to(x.dtype)
-        # a norm of heads is a norm of their dims, whatever the model's other norms are
+        # head norms are RMS norms, also in models with layer norms
         if self.shape.norm == "rms" or norm.bias is None:
             return functional.rms_norm(x, shape, weight, self.shape.norm_eps)
         return functional.layer_norm(x, shape, weight, norm.bias.to(x.dtype), self.shape.norm_eps)
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a truth about ``dtype`` is computed: twice its width."""
+    """The dtype of the truth for ``dtype``: twice its width."""
     return torch.float64 if dtype == torch.float32 else torch.float32
 
 

@@ -1,9 +1,8 @@
-"""Laws 1 to 3 where they are sharpest: one layer's attention, on the checkpoint's own queries, keys
-and values.
+"""Laws 1 to 3 on one layer's attention, with queries, keys and values of the checkpoint.
 
-The states of a plain text are captured from a dense pass. The engine's attention then stores runs
-of them as segments, in pages and frames, and reads them in other orders at other places; a dense
-softmax over the same keys at their true positions says what must come out.
+A dense pass over plain text provides these states. The engine's attention stores runs of them as
+segments and reads them in other orders and at other offsets. A dense softmax over the same keys,
+at their true positions, is the truth.
 """
 
 import itertools
@@ -26,9 +25,9 @@ from looseleaf.sparse import make_policy
 from looseleaf.types import Attend, AttnState
 from looseleaf_lab.conformance.definition import SHIFTS, HeadStates, wider
 from looseleaf_lab.conformance.subject import Subject
-from looseleaf_lab.conformance.verdict import Finding, Judged, largest
+from looseleaf_lab.conformance.verdict import Comparison, Finding, largest
 
-# the orders in which rows read the segments; one reads none
+# the order in which each row reads the segments; one row reads none
 ORDERS: tuple[tuple[int, ...], ...] = (
     (0, 1, 2, 3),
     (3, 0, 1, 2),
@@ -40,14 +39,14 @@ ORDERS: tuple[tuple[int, ...], ...] = (
     (3, 2, 0),
 )
 SCORERS: tuple[SelectPolicy, ...] = ("window", "quest", "representatives", "partial")
-"""Policies that choose pages; each is checked by itself."""
+"""Policies that select pages; each has a check of its own."""
 _MOST_LAYERS = 4
 _NEW_ROWS = 24
 
 
 @dataclass(frozen=True)
-class Place:
-    """Keys of the captured text, ``tokens``, standing at ``offset`` and on."""
+class Placement:
+    """The captured text's ``tokens``, read as keys from position ``offset``."""
 
     tokens: range
     offset: int
@@ -57,11 +56,11 @@ class Place:
 
 
 class Stage:
-    """One engine's attention, with captured states to read."""
+    """One engine's attention, with captured states as its input."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.engine = subject.answering().engine
+        self.engine = subject.scripted_engine().engine
         self.attention: PagedAttention = self.engine.runner.attention
         self.pool = self.engine.runner.pool
         ends = [0]
@@ -72,53 +71,56 @@ class Stage:
 
     @cached_property
     def states(self) -> HeadStates:
-        """What the model makes of the text, in its own dtype."""
-        kept, definition = HeadStates(), self.subject.definition
-        tokens = self.subject.cases.plain.tokens
-        definition.hidden(tokens, definition.full(tokens), self.subject.dtype, keep=kept)
-        return kept
+        """q, k and v of the text by layer, in the model's own dtype."""
+        states, definition = HeadStates(), self.subject.definition
+        tokens = self.subject.cases.text_only.tokens
+        definition.hidden(tokens, definition.full(tokens), self.subject.dtype, keep=states)
+        return states
 
     @property
     def layers(self) -> list[int]:
-        """A few layers from first to last, and one of every sliding window."""
+        """Evenly spaced layers with the first and last, and one layer of every sliding window."""
         shape = self.subject.loaded.shape
         step = max(1, (shape.num_layers - 1) // (_MOST_LAYERS - 1))
-        some = {*range(0, shape.num_layers, step), shape.num_layers - 1}
+        evenly_spaced = {*range(0, shape.num_layers, step), shape.num_layers - 1}
         windows = {shape.window(layer): layer for layer in range(shape.num_layers)}
-        return sorted(some | set(windows.values()))
+        return sorted(evenly_spaced | set(windows.values()))
 
-    def places(self, order: Sequence[int]) -> list[Place]:
-        """The segments in this order, one behind the other."""
-        found, start = [], 0
+    def placements(self, order: Sequence[int]) -> list[Placement]:
+        """The segments in this order, contiguous from position 0."""
+        placements, start = [], 0
         for number in order:
-            found.append(Place(self.segments[number], start))
+            placements.append(Placement(self.segments[number], start))
             start += len(self.segments[number])
-        return found
+        return placements
 
     def store(self, layers: Sequence[int]) -> list[list[int]]:
-        """Every segment in pages of its own, written by the engine's attention."""
+        """Pages of every segment, after the engine's attention wrote its keys and values."""
         size, pages = self.pool.page_size, []
         for tokens in self.segments:
-            taken = self.take(len(tokens))
-            pages.append(taken)
-            span = ReadSpan(taken, 0, len(tokens), 0)
+            segment_pages = self.take(len(tokens))
+            pages.append(segment_pages)
+            span = ReadSpan(segment_pages, 0, len(tokens), 0)
             chunk = PrefillChunk(range(len(tokens)), (span,))
-            at = torch.arange(len(tokens))
-            slots = torch.tensor(taken)[at // size] * size + at % size
-            attend = self.step([], [chunk], slots, at)
+            token_positions = torch.arange(len(tokens))
+            slots = (
+                torch.tensor(segment_pages)[token_positions // size] * size + token_positions % size
+            )
+            attend = self.step([], [chunk], slots, token_positions)
             for layer in layers:
                 attend(layer, *self.of(layer, tokens))
         return pages
 
     def take(self, tokens: int) -> list[int]:
-        """Pages for so many tokens."""
+        """Newly allocated pages for ``tokens`` tokens."""
         pages = self.pool.allocate(-(-tokens // self.pool.page_size))
         assert pages is not None, "the pool has room for every case"
         return pages
 
     def of(self, layer: int, tokens: range) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of some tokens of the text, as the model hands them over: where
-        RoPE has an attention factor and turns only some dims, queries are scaled for it."""
+        """Queries, keys and values of a range of the text, as the model passes them to attention.
+
+        Queries carry the scale of a RoPE law with an attention factor on part of the dims."""
         q, k, v = (x[tokens.start : tokens.stop] for x in self.states.layers[layer])
         scale = query_scale(self.subject.loaded.shape.rope_of(layer))
         return q if scale is None else q * scale.to(q), k, v
@@ -128,75 +130,83 @@ class Stage:
         decode: Sequence[DecodeRow],
         chunks: Sequence[PrefillChunk],
         slots: Tensor,
-        places: Tensor,
+        placements: Tensor,
         attention: PagedAttention | None = None,
     ) -> Attend:
         """The attention of a step."""
         device = self.subject.device
-        rows = StepRows(decode, chunks, slots.to(device), places.to(device))
+        rows = StepRows(decode, chunks, slots.to(device), placements.to(device))
         return (attention or self.attention).step(rows)
 
     def dense(
-        self, layer: int, rows: range, row_positions: range, places: Sequence[Place]
+        self, layer: int, rows: range, row_positions: range, placements: Sequence[Placement]
     ) -> Callable[[torch.dtype, int], AttnState]:
-        """Attention of rows over the concatenated keys of all places, in any dtype."""
-        tokens = [token for place in places for token in place.tokens]
-        positions = [at for place in places for at in place.positions()]
+        """A function of dtype and shift: attention of ``rows`` over the keys of all placements."""
+        tokens = [token for placement in placements for token in placement.tokens]
+        positions = [
+            positions_at for placement in placements for positions_at in placement.positions()
+        ]
         device, definition = self.subject.device, self.subject.definition
-        at = torch.tensor([*row_positions], device=device), torch.tensor(positions, device=device)
+        positions_at = (
+            torch.tensor([*row_positions], device=device),
+            torch.tensor(positions, device=device),
+        )
         q, k, v = self.states.layers[layer]
         keys = torch.tensor(tokens, device=device)
 
         def attended(dtype: torch.dtype, shift: int = 0) -> AttnState:
-            mine = q[rows.start : rows.stop].to(dtype)
-            return definition.state(layer, mine, k[keys].to(dtype), v[keys].to(dtype), at, shift)
+            queries = q[rows.start : rows.stop].to(dtype)
+            return definition.state(
+                layer, queries, k[keys].to(dtype), v[keys].to(dtype), positions_at, shift
+            )
 
         return attended
 
-    def judge(
+    def compare(
         self,
-        what: str,
+        label: str,
         actual: Tensor,
         dense: Sequence[Callable[..., AttnState]],
         dtype: torch.dtype | None = None,
-    ) -> Judged:
-        """The engine's rows, or others of ``dtype``, beside what dense attention says of them, one
-        call for some rows."""
+    ) -> Comparison:
+        """The engine's rows against dense attention; each callable of ``dense`` gives some rows.
+
+        ``dtype`` is that of the actual rows; the default is the subject's."""
         dtype = dtype or self.subject.dtype
 
         def rows(in_dtype: torch.dtype, shift: int) -> Tensor:
             return torch.cat([attended(in_dtype, shift).out for attended in dense])
 
-        true = [attended(wider(dtype), 0) for attended in dense]
+        exact = [attended(wider(dtype), 0) for attended in dense]
         plain = torch.stack([rows(dtype, shift) for shift in SHIFTS])
-        truth, lse = torch.cat([state.out for state in true]), torch.cat([s.lse for s in true])
-        return Judged(what, actual, truth, plain, dtype, largest(lse))
+        truth, lse = torch.cat([state.out for state in exact]), torch.cat([s.lse for s in exact])
+        return Comparison(label, actual, truth, plain, dtype, largest(lse))
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """What rows that decode got of one layer, and what dense attention says."""
+class LayerComparison:
+    """One layer's decoded rows against dense attention."""
 
     layer: int
-    judged: Judged
+    rows: Comparison
 
 
 def decode(
     stage: Stage, attention: PagedAttention | None = None, policy: PagePolicy | None = None
-) -> list[Decoded]:
-    """A row for each of `ORDERS`: it reads the segments in that order, then its own newest key.
+) -> list[LayerComparison]:
+    """A decode row for each of `ORDERS`: it reads the segments in that order, then its newest key.
 
-    With a ``policy`` rows choose which pages of the segments they read."""
+    With a ``policy``, rows select the pages of the segments that they read."""
     layers, size = stage.layers, stage.pool.page_size
     pages = stage.store(layers)
     rows, slots = list[DecodeRow](), list[int]()
     for order in ORDERS:
-        places, tail = stage.places(order), stage.take(1)
+        placements, tail = stage.placements(order), stage.take(1)
         settled = tuple(
-            ReadSpan(pages[n], place.offset, len(place.tokens), len(pages[n]))
-            for n, place in zip(order, places, strict=True)
+            ReadSpan(pages[n], placement.offset, len(placement.tokens), len(pages[n]))
+            for n, placement in zip(order, placements, strict=True)
         )
-        end = sum(len(place.tokens) for place in places)
+        end = sum(len(placement.tokens) for placement in placements)
         row = DecodeRow(end, settled, ReadSpan(tail, end, 1, 0))
         if policy is not None and order:
             row = SelectingRow(end, settled, row.tail, policy, 0)
@@ -204,151 +214,168 @@ def decode(
         slots.append(tail[0] * size)
     first = torch.zeros(len(rows), dtype=torch.int64)
     attend = stage.step(rows, [], torch.tensor(slots), first, attention)
-    found = []
+    comparisons = []
     for layer in layers:
         out = attend(layer, *stage.of(layer, stage.rows))
         dense = []
         for nth, (order, row) in enumerate(zip(ORDERS, rows, strict=True)):
-            own = range(stage.rows[nth], stage.rows[nth] + 1)
-            places = [*stage.places(order), Place(own, row.position)]
-            dense.append(stage.dense(layer, own, range(row.position, row.position + 1), places))
-        found.append(Decoded(layer, stage.judge(f"layer {layer}", out, dense)))
-    _give_back(stage, [*pages, *([slot // size] for slot in slots)])
-    return found
+            row_range = range(stage.rows[nth], stage.rows[nth] + 1)
+            placements = [*stage.placements(order), Placement(row_range, row.position)]
+            dense.append(
+                stage.dense(layer, row_range, range(row.position, row.position + 1), placements)
+            )
+        comparisons.append(LayerComparison(layer, stage.compare(f"layer {layer}", out, dense)))
+    _free(stage, [*pages, *([slot // size] for slot in slots)])
+    return comparisons
 
 
 def merge_equals_concatenation(subject: Subject) -> list[Finding]:
-    """Law 1: the merge by itself, and the engine's reading of segments one by one."""
+    """Law 1: the merge operator alone, and the engine's decode over several segments."""
     stage = Stage(subject)
     kinds = f"decoding over 0 to {len(stage.segments)} segments"
     return [
         _worst("the merge of dense states, empty ones among them", _merged(stage)),
-        _worst(f"{kinds}, layers {_told(stage.layers)}", [d.judged for d in decode(stage)]),
+        _worst(f"{kinds}, layers {_names(stage.layers)}", [d.rows for d in decode(stage)]),
     ]
 
 
 def segments_at_offsets(subject: Subject) -> list[Finding]:
-    """Law 2: new rows that read stored segments at their offsets, and see each other; by the plan
-    of a step this short, and by that of a long one."""
+    """Law 2: new rows read stored segments at their offsets, and each other.
+
+    Both plans are checked: that of short steps and that of long ones."""
     stage = Stage(subject)
-    # a step of few new rows is read as if it decoded, but for a plan that never changes with length
+    # short steps are planned like decode unless the plan is batch-invariant
     long = _variant(stage.attention, batch_invariant=True)
-    told = f"new rows over segments in three orders, layers {_told(stage.layers)}"
+    label = f"new rows over segments in three orders, layers {_names(stage.layers)}"
     return [
-        _worst(told, _new_rows(stage, stage.attention)),
+        _worst(label, _new_rows(stage, stage.attention)),
         _worst("the same by the plan of long prompts", _new_rows(stage, long)),
     ]
 
 
-def _new_rows(stage: Stage, attention: PagedAttention) -> list[Judged]:
+def _new_rows(stage: Stage, attention: PagedAttention) -> list[Comparison]:
     layers, size = stage.layers, stage.pool.page_size
     pages = stage.store(layers)
     new = range(stage.rows.start, stage.rows.start + _NEW_ROWS)
     outs = defaultdict[int, list[Tensor]](list)
     dense = defaultdict[int, list[Callable[..., AttnState]]](list)
     for order in ORDERS[:3]:
-        places, tail = stage.places(order), stage.take(_NEW_ROWS)
-        end = sum(len(place.tokens) for place in places)
+        placements, tail = stage.placements(order), stage.take(_NEW_ROWS)
+        end = sum(len(placement.tokens) for placement in placements)
         spans = [
-            ReadSpan(pages[n], place.offset, len(place.tokens), len(pages[n]))
-            for n, place in zip(order, places, strict=True)
+            ReadSpan(pages[n], placement.offset, len(placement.tokens), len(pages[n]))
+            for n, placement in zip(order, placements, strict=True)
         ]
-        at = torch.arange(_NEW_ROWS)
-        slots = torch.tensor(tail)[at // size] * size + at % size
+        token_positions = torch.arange(_NEW_ROWS)
+        slots = torch.tensor(tail)[token_positions // size] * size + token_positions % size
         chunk = PrefillChunk(
             range(end, end + _NEW_ROWS), (*spans, ReadSpan(tail, end, _NEW_ROWS, 0))
         )
-        attend = stage.step([], [chunk], slots, at, attention)
+        attend = stage.step([], [chunk], slots, token_positions, attention)
         for layer in layers:
             outs[layer].append(attend(layer, *stage.of(layer, new)))
-            every = [*places, Place(new, end)]
-            dense[layer].append(stage.dense(layer, new, range(end, end + _NEW_ROWS), every))
-        _give_back(stage, [tail])
-    _give_back(stage, pages)
-    return [stage.judge(f"layer {n}", torch.cat(outs[n]), dense[n]) for n in layers]
+            all_placements = [*placements, Placement(new, end)]
+            dense[layer].append(
+                stage.dense(layer, new, range(end, end + _NEW_ROWS), all_placements)
+            )
+        _free(stage, [tail])
+    _free(stage, pages)
+    return [stage.compare(f"layer {n}", torch.cat(outs[n]), dense[n]) for n in layers]
 
 
 def selection_of_rows(subject: Subject) -> list[Finding]:
-    """Law 5: rows that choose pages, and have a budget for all of them."""
+    """Law 5: rows that select pages with a budget for all of them."""
     stage = Stage(subject)
-    found = []
+    findings = []
     for name in SCORERS:
         policy = make_policy(Select(name, ratio=1.0, dense_layers=()), subject.page_size)
-        judged = [decoded.judged for decoded in decode(stage, policy=policy)]
-        found.append(_worst(f"rows that choose every page by {name}, against attention", judged))
-    return found
+        comparisons = [row.rows for row in decode(stage, policy=policy)]
+        findings.append(
+            _worst(f"rows that choose every page by {name}, against attention", comparisons)
+        )
+    return findings
 
 
 def sharing_of_rows(subject: Subject) -> tuple[list[Finding], bool]:
-    """Law 3: the same rows together and each alone; also whether any were read together."""
+    """Law 3: the same rows grouped and ungrouped; also whether any rows shared a read."""
     stage = Stage(subject)
-    before = stage.attention.counters.grouped_rows
-    together = decode(stage)
-    shared = stage.attention.counters.grouped_rows > before
-    alone = decode(stage, _variant(stage.attention, grouping=False))
+    grouped_before = stage.attention.counters.grouped_rows
+    grouped_comparisons = decode(stage)
+    shared = stage.attention.counters.grouped_rows > grouped_before
+    ungrouped_comparisons = decode(stage, _variant(stage.attention, grouping=False))
     between = [
-        mine.judged.against(f"layer {mine.layer}", other.judged.actual)
-        for mine, other in zip(together, alone, strict=True)
+        grouped.rows.against(f"layer {grouped.layer}", ungrouped.rows.actual)
+        for grouped, ungrouped in zip(grouped_comparisons, ungrouped_comparisons, strict=True)
     ]
     worst = max(between, key=lambda finding: finding.share)
-    told = f"rows read together and alone, layers {_told(stage.layers)}"
-    return [replace(worst, what=told)], shared
+    label = f"rows read together and alone, layers {_names(stage.layers)}"
+    return [replace(worst, label=label)], shared
 
 
 def _variant(
     attention: PagedAttention, *, grouping: bool | None = None, batch_invariant: bool | None = None
 ) -> PagedAttention:
     """The same attention with another plan."""
-    kept = attention.grouping, attention.batch_invariant
+    plan = attention.grouping, attention.batch_invariant
     return PagedAttention(
         pool=attention.pool,
         rotations=attention.rotations,
         rules=attention.rules,
         num_qo_heads=attention.num_qo_heads,
-        grouping=kept[0] if grouping is None else grouping,
-        batch_invariant=kept[1] if batch_invariant is None else batch_invariant,
+        grouping=plan[0] if grouping is None else grouping,
+        batch_invariant=plan[1] if batch_invariant is None else batch_invariant,
         implementation=attention.implementation,
         costs=attention.costs,
         row_dtype=attention.row_dtype,
     )
 
 
-def _merged(stage: Stage) -> list[Judged]:
-    """States of dense attention over every part by itself, merged by the operator, in fp32."""
+def _merged(stage: Stage) -> list[Comparison]:
+    """States of dense attention over each placement, merged by the operator in fp32."""
     definition, device = stage.subject.definition, stage.subject.device
-    found = []
+    comparisons = []
     for layer in stage.layers:
         states, indptr, whole = list[AttnState](), [0], []
         q, k, v = (x.float() for x in stage.states.layers[layer])
         for nth, order in enumerate(ORDERS):
-            places, row = stage.places(order), stage.rows[nth]
-            end = sum(len(place.tokens) for place in places)
-            here = torch.tensor([end], device=device)
-            for place in [*places, Place(range(row, row + 1), end), Place(range(0), 0)]:
-                keys = torch.tensor([*place.tokens], dtype=torch.int64, device=device)
-                at = torch.tensor([*place.positions()], dtype=torch.int64, device=device)
+            placements, row = stage.placements(order), stage.rows[nth]
+            end = sum(len(placement.tokens) for placement in placements)
+            query_position = torch.tensor([end], device=device)
+            for placement in [
+                *placements,
+                Placement(range(row, row + 1), end),
+                Placement(range(0), 0),
+            ]:
+                keys = torch.tensor([*placement.tokens], dtype=torch.int64, device=device)
+                key_positions = torch.tensor(
+                    [*placement.positions()], dtype=torch.int64, device=device
+                )
                 states.append(
-                    definition.state(layer, q[row : row + 1], k[keys], v[keys], (here, at))
+                    definition.state(
+                        layer, q[row : row + 1], k[keys], v[keys], (query_position, key_positions)
+                    )
                 )
             indptr.append(len(states))
-            every = [*places, Place(range(row, row + 1), end)]
-            whole.append(stage.dense(layer, range(row, row + 1), range(end, end + 1), every))
+            all_placements = [*placements, Placement(range(row, row + 1), end)]
+            whole.append(
+                stage.dense(layer, range(row, row + 1), range(end, end + 1), all_placements)
+            )
         joined = AttnState(torch.cat([s.out for s in states]), torch.cat([s.lse for s in states]))
         rows = torch.tensor(indptr, dtype=torch.int32, device=device)
         merged = merge_states(joined, rows).out
-        found.append(stage.judge(f"layer {layer}", merged, whole, torch.float32))
-    return found
+        comparisons.append(stage.compare(f"layer {layer}", merged, whole, torch.float32))
+    return comparisons
 
 
-def _worst(what: str, judged: Sequence[Judged]) -> Finding:
-    """The finding with the largest share of its budget, under another name."""
-    return replace(max((j.finding() for j in judged), key=lambda f: f.share), what=what)
+def _worst(label: str, comparisons: Sequence[Comparison]) -> Finding:
+    """The finding with the largest share of its budget, with another label."""
+    return replace(max((c.finding() for c in comparisons), key=lambda f: f.share), label=label)
 
 
-def _told(layers: Sequence[int]) -> str:
+def _names(layers: Sequence[int]) -> str:
     return ", ".join(map(str, layers))
 
 
-def _give_back(stage: Stage, runs: Sequence[Sequence[int]]) -> None:
+def _free(stage: Stage, runs: Sequence[Sequence[int]]) -> None:
     for pages in runs:
         stage.pool.free(pages)

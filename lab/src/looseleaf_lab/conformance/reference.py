@@ -1,4 +1,4 @@
-"""Law 8: the engine's logits against those of Hugging Face Transformers on the same checkpoint."""
+"""Law 8: the engine's logits against Hugging Face Transformers on the same checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from looseleaf_lab.conformance.definition import SHIFTS, wider
-from looseleaf_lab.conformance.subject import Asked, Subject
-from looseleaf_lab.conformance.verdict import Finding, Judged
+from looseleaf_lab.conformance.subject import ScriptedRequest, Subject
+from looseleaf_lab.conformance.verdict import Comparison, Finding
 
-# these turn by other frequencies when the sequence is longer, so it may not be moved
+# RoPE laws whose frequencies depend on the length of the sequence, so positions can't be shifted
 _LENGTH_DEPENDENT = frozenset(("dynamic", "longrope"))
 
 
@@ -23,34 +23,34 @@ def available() -> bool:
 
 
 def agrees_with_transformers(subject: Subject) -> list[Finding]:
-    """Prefill in one piece and in chunks, decoding, and an exact document, all at full length."""
+    """Whole and chunked prefill, decode, and an exact document, all at full length."""
     cases = subject.cases
-    # a law that depends on the length is frozen at it: every prompt must have the same
-    asked = [cases.plain, cases.exact_at_full_length]
-    whole = subject.answering().ask(asked)
-    chunked = subject.answering(max_num_batched_tokens=37, max_num_seqs=8).ask(asked)
+    # a length-dependent law is fixed at the subject's length, so all prompts have that length
+    requests = [cases.text_only, cases.document_at_full_length]
+    whole = subject.scripted_engine().run(requests)
+    chunked = subject.scripted_engine(max_num_batched_tokens=37, max_num_seqs=8).run(requests)
     dtype = subject.dtype
     laws = {rope.law for rope in subject.loaded.shape.ropes}
     shifts = (0,) if laws & _LENGTH_DEPENDENT else SHIFTS
     with _reference(subject, wider(dtype)) as model:
-        truth = torch.cat([_logits(model, one, 0) for one in asked])
+        truth = torch.cat([_logits(model, request, 0) for request in requests])
     with _reference(subject, dtype) as model:
-        plain = [torch.cat([_logits(model, one, s) for one in asked]) for s in shifts]
-    told = "text, and a document behind its lead"
-    judged = Judged(
-        f"{told}: prefill and decoding", torch.cat(whole), truth, torch.stack(plain), dtype
+        plain = [torch.cat([_logits(model, request, s) for request in requests]) for s in shifts]
+    label = "text, and a document behind its lead"
+    whole_prompt = Comparison(
+        f"{label}: prefill and decoding", torch.cat(whole), truth, torch.stack(plain), dtype
     )
-    in_chunks = replace(judged, what="in chunks", actual=torch.cat(chunked))
-    return [judged.finding(), in_chunks.finding()]
+    in_chunks = replace(whole_prompt, label="in chunks", actual=torch.cat(chunked))
+    return [whole_prompt.finding(), in_chunks.finding()]
 
 
 @contextmanager
 def _reference(subject: Subject, dtype: torch.dtype) -> Iterator[Any]:
-    """The model by Transformers, in ``dtype`` on the subject's device, without its messages."""
+    """The model by Transformers, in ``dtype`` on the subject's device, with its messages off."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    was, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -60,7 +60,7 @@ def _reference(subject: Subject, dtype: torch.dtype) -> Iterator[Any]:
         yield model.to(subject.device).eval()
         del model
     finally:
-        logging.set_verbosity(was)
+        logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
     if subject.device.type == "cuda":
@@ -68,10 +68,9 @@ def _reference(subject: Subject, dtype: torch.dtype) -> Iterator[Any]:
 
 
 @torch.inference_mode()
-def _logits(model: Any, asked: Asked, shift: int) -> Tensor:
-    # with the last token of the script, though nothing is asked behind it: a law that depends on
-    # the length is frozen at that of prompt and answer together
-    ids = torch.tensor([[*asked.tokens, asked.script[-1]]], device=model.device)
-    places = torch.arange(ids.shape[1], device=model.device)[None] + shift
-    logits: Tensor = model(ids, position_ids=places).logits[0, -len(asked.script) - 1 : -1]
+def _logits(model: Any, request: ScriptedRequest, shift: int) -> Tensor:
+    # the script's last token gives the sequence the length at which a RoPE law is fixed
+    ids = torch.tensor([[*request.tokens, request.script[-1]]], device=model.device)
+    positions = torch.arange(ids.shape[1], device=model.device)[None] + shift
+    logits: Tensor = model(ids, position_ids=positions).logits[0, -len(request.script) - 1 : -1]
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,8 +1,7 @@
-"""What is judged: a checkpoint on its device, engines over it, and prompts cut from plain text.
+"""The subject of a conformance check: a checkpoint, engines over it, and prompts of plain text.
 
-Answers are teacher-forced: every request has a script, and the engine's logits are kept while the
-tokens of the script go on. So answers of different runs can be compared token by token, however
-close two of them were.
+Every request has a script of forced answer tokens, and the engine's logits are recorded.
+Logits of different runs are therefore comparable token by token, even where two tokens nearly tie.
 """
 
 import platform
@@ -69,8 +68,8 @@ _FORMS = (
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt, the tokens that follow it whatever the model says, and its policies."""
+class ScriptedRequest:
+    """A prompt, its forced answer tokens, and its policies."""
 
     parts: PromptParts
     script: tuple[int, ...]
@@ -80,17 +79,17 @@ class Asked:
 
     @property
     def tokens(self) -> list[int]:
-        """All that the model reads to answer the script: prompt and script but its last token."""
+        """Tokens of the prompt and of the script except its last: the input of a dense pass."""
         return [*(t for part in self.parts for t in part.tokens), *self.script[:-1]]
 
 
 @dataclass(eq=False)
 class ScriptedRunner:
-    """A runner whose logits are kept, and whose next tokens are those of the requests' scripts."""
+    """A runner that records logits and forces the next tokens of the requests' scripts."""
 
     runner: Any
     scripts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    kept: dict[str, list[Tensor]] = field(default_factory=dict)
+    logits: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
@@ -100,16 +99,17 @@ class ScriptedRunner:
         logits = result.logits
         forced = torch.zeros_like(logits)
         for row, sequence in enumerate(logit_sequences(work)):
-            script, kept = self.scripts[sequence.request_id], self.kept[sequence.request_id]
-            # a step that was launched in vain has no token in the script
-            forced[row, script[min(len(kept), len(script) - 1)]] = 1.0
-            # a copy: the next step may write where these stand
-            kept.append(logits[row].to(torch.float32, copy=True))
+            request_id = sequence.request_id
+            script, logits_so_far = self.scripts[request_id], self.logits[request_id]
+            # a speculative step past the script has no token of its own
+            forced[row, script[min(len(logits_so_far), len(script) - 1)]] = 1.0
+            # a copy, because the next step may overwrite the logits
+            logits_so_far.append(logits[row].to(torch.float32, copy=True))
         return replace(result, logits=forced)
 
 
-class Answering:
-    """An engine under a script. Its pool is its own, its weights are the subject's."""
+class ScriptedEngine:
+    """An engine with a pool of its own, the subject's weights, and scripted answers."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -117,37 +117,45 @@ class Answering:
         engine.runner = self._runner  # type: ignore[assignment]
         self._numbers = count()
 
-    def ask(self, asked: Sequence[Asked]) -> list[Tensor]:
-        """Logits ``[script, vocab_size]`` of requests that come together, fp32.
+    def run(self, requests: Sequence[ScriptedRequest]) -> list[Tensor]:
+        """Logits ``[script, vocab_size]``, fp32, of requests that are added together.
 
-        Raises the error of a request that fails, and IntegrityError for a page that is lost."""
-        return [logits for logits, _ in self.watch(asked)]
+        Raises a failed request's own error, and IntegrityError for a lost page."""
+        return [logits for logits, _ in self.run_with_progress(requests)]
 
-    def watch(self, asked: Sequence[Asked]) -> list[tuple[Tensor, RequestProgress]]:
-        """The same, with the progress that tells what the engine did."""
-        added = []
-        for one in asked:
+    def run_with_progress(
+        self, requests: Sequence[ScriptedRequest]
+    ) -> list[tuple[Tensor, RequestProgress]]:
+        """The logits of `run`, each with its request's progress."""
+        submitted = []
+        for scripted in requests:
             name = f"conformance-{next(self._numbers)}"
-            self._runner.scripts[name], self._runner.kept[name] = one.script, []
-            params = SamplingParams(max_tokens=len(one.script), temperature=0.0, ignore_eos=True)
+            self._runner.scripts[name], self._runner.logits[name] = scripted.script, []
+            length = len(scripted.script)
             request = Request(
-                name, one.parts, params, fuse=one.fuse, select=one.select, revise=one.revise
+                name,
+                scripted.parts,
+                SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True),
+                fuse=scripted.fuse,
+                select=scripted.select,
+                revise=scripted.revise,
             )
-            added.append((name, len(one.script), self.engine.add(request)))
+            submitted.append((name, length, self.engine.add(request)))
         while self.engine.has_work:
             self.engine.step()
         self.engine.check()
-        for _, _, progress in added:
+        for _, _, progress in submitted:
             if progress.error is not None:
                 raise progress.error
-        return [(torch.stack(self._runner.kept.pop(n)[:size]), p) for n, size, p in added]
+        return [(torch.stack(self._runner.logits.pop(n)[:size]), p) for n, size, p in submitted]
 
-    def host(self, asked: Asked, document: int) -> None:
-        """Compute part number ``document`` of a prompt into the host's memory, with an index; what
-        is in front of it must be what it was encoded behind. Raises as `Hosting.add` does."""
-        before, hosted = asked.parts[document - 1], asked.parts[document]
+    def host(self, request: ScriptedRequest, document: int) -> None:
+        """Compute part number ``document`` of a prompt into host memory and index it.
+
+        The part before it must be the document's own context. Raises as `Hosting.add` does."""
+        context_part, hosted = request.parts[document - 1], request.parts[document]
         config = IndexConfig("flat", sink=4, local=12)
-        job = self.engine.hosting.add((before, hosted, TextPart(())), "", config)
+        job = self.engine.hosting.add((context_part, hosted, TextPart(())), "", config)
         while job.stage == "computing":
             self.engine.step()
         job.finished.wait()
@@ -156,14 +164,15 @@ class Answering:
 
     @property
     def grouped_rows(self) -> int:
-        """Rows that read something together so far."""
+        """Number of rows so far that shared a read of keys with another row."""
         return self.engine.runner.attention.counters.grouped_rows
 
 
 class Subject:
-    """A checkpoint under test. ``options`` are those of `looseleaf.LLM`; ``tokens`` is the length
-    of the longest prompt with its answer, ``exactly`` or at most. Raises as `LLM` does, and
-    InvalidOption for a length that the model can't read or that leaves no room for documents.
+    """A checkpoint under test. ``options`` are the options of `looseleaf.LLM`.
+
+    ``tokens`` is the length of the longest prompt with its answer; without ``exactly``, the model's
+    own limit may lower it. Raises as `LLM` does, and InvalidOption for an unsupported length.
     """
 
     def __init__(
@@ -192,17 +201,15 @@ class Subject:
     def device(self) -> torch.device:
         return self.loaded.decoder.device
 
-    def answering(self, **overrides: Any) -> Answering:
-        """A new engine with an empty pool, as the options say but for ``overrides``."""
+    def scripted_engine(self, **overrides: Any) -> ScriptedEngine:
+        """A new engine with an empty pool; ``overrides`` replace the subject's options."""
         room = {"num_pages": 12 * -(-self.tokens // self.page_size) + 64}
         config = make_config({**room, **self.options, **overrides})
-        return Answering(make_engine(self.loaded, config))
+        return ScriptedEngine(make_engine(self.loaded, config))
 
 
 class Cases:
-    """Prompts of every kind that the laws speak of, of ragged lengths, from the subject's own
-    tokenizer.
-    """
+    """Prompts of ragged lengths for the laws, encoded by the subject's tokenizer."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -210,14 +217,14 @@ class Cases:
         size, page = subject.tokens, subject.page_size
         bos = self._tokenizer.bos_token_id
         self.lead = (*([] if bos is None else [bos]), *self.text(1, size // 16 + 3))
-        # several pages and a bit; less than a page; whole pages; once more ragged
+        # several pages and a remainder; less than a page; whole pages; ragged again
         lengths = (size // 5 + 3, 5, max(1, min(2 * page, size // 8)), size // 8 + 1)
         self.documents = [self.text(10 + n, length) for n, length in enumerate(lengths)]
         self.between = self.text(2, size // 16 + 2)
         self.question = self.text(3, size // 32 + 4)
 
     def text(self, seed: int, length: int) -> tuple[int, ...]:
-        """``length`` tokens of text, the same for the same seed."""
+        """``length`` tokens of text that depend only on ``seed``."""
         draw, ids = random.Random(seed), list[int]()
         while len(ids) < length:
             sentence = draw.choice(_FORMS).format(
@@ -230,56 +237,58 @@ class Cases:
             ids += self._tokenizer.encode(sentence)
         return tuple(ids[:length])
 
-    def asked(self, *parts: tuple[int, ...] | int) -> Asked:
-        """A prompt of texts and documents; a number is one of ``documents``, encoded behind the
-        lead, a negative one (-1 for the first) encoded behind nothing but the first token."""
-        made: list[TextPart | DocumentPart] = []
-        alone = int(self._tokenizer.bos_token_id is not None)
+    def request(self, *parts: tuple[int, ...] | int) -> ScriptedRequest:
+        """A prompt of texts and documents.
+
+        A number n >= 0 is document n, encoded after the lead. A negative number n is document
+        -n - 1, encoded after the first token alone."""
+        prompt: list[TextPart | DocumentPart] = []
+        context_alone = int(self._tokenizer.bos_token_id is not None)
         for part in parts:
             if isinstance(part, int):
                 number = part if part >= 0 else -part - 1
-                context = len(self.lead) if part >= 0 else alone
-                made.append(DocumentPart(self.documents[number], context, f"document {number}"))
+                context = len(self.lead) if part >= 0 else context_alone
+                prompt.append(DocumentPart(self.documents[number], context, f"document {number}"))
             else:
-                made.append(TextPart(part))
-        return Asked(tuple(made), self.text(len(parts), SCRIPT_TOKENS))
+                prompt.append(TextPart(part))
+        return ScriptedRequest(tuple(prompt), self.text(len(parts), SCRIPT_TOKENS))
 
     @cached_property
-    def exact(self) -> Asked:
-        """One document directly behind what it was encoded behind."""
-        return self.asked(self.lead, 0, self.question)
+    def one_document(self) -> ScriptedRequest:
+        """One document directly after its own context, where reuse is exact."""
+        return self.request(self.lead, 0, self.question)
 
     @cached_property
-    def exact_at_full_length(self) -> Asked:
-        """The same with as much text behind the document as `plain` has in all."""
+    def document_at_full_length(self) -> ScriptedRequest:
+        """`one_document` with a question that fills the prompt to the length of `text_only`."""
         length = self._subject.tokens - SCRIPT_TOKENS - len(self.lead) - len(self.documents[0])
-        return self.asked(self.lead, 0, self.text(6, length))
+        return self.request(self.lead, 0, self.text(6, length))
 
     @cached_property
-    def several(self) -> Asked:
-        """Documents at several offsets, one of them twice, one encoded alone, text between."""
-        return self.asked(self.lead, 0, 1, self.between, -3, 3, 0, self.question)
+    def several(self) -> ScriptedRequest:
+        """Documents at several offsets: one repeated, one encoded alone, text between them."""
+        return self.request(self.lead, 0, 1, self.between, -3, 3, 0, self.question)
 
     @cached_property
-    def others(self) -> list[Asked]:
-        """Requests that share documents and text with `several`, at other places."""
+    def sharing(self) -> list[ScriptedRequest]:
+        """Requests that share documents and text with `several`, at other positions."""
         longer = self.text(4, len(self.question) + 3)
         return [
-            self.asked(self.lead, 3, 0, self.question),
-            self.asked(self.lead, 2, self.between, 0, longer),
-            self.asked(self.lead, 0, longer),
-            self.plain,
+            self.request(self.lead, 3, 0, self.question),
+            self.request(self.lead, 2, self.between, 0, longer),
+            self.request(self.lead, 0, longer),
+            self.text_only,
         ]
 
     @cached_property
-    def plain(self) -> Asked:
-        """Text alone, as long as may be."""
+    def text_only(self) -> ScriptedRequest:
+        """Text without documents, of the full length."""
         length = self._subject.tokens - SCRIPT_TOKENS - len(self.lead)
-        return self.asked((*self.lead, *self.text(5, length)))
+        return self.request((*self.lead, *self.text(5, length)))
 
 
 def describe_subject(subject: Subject, name: str) -> dict[str, str]:
-    """What is judged, where and by what versions, in words."""
+    """Name, shape, dtype, device, lengths and versions of a subject, as text."""
     device, shape = subject.device, subject.loaded.shape
     machine = platform.processor() or platform.machine()
     if device.type == "cuda":

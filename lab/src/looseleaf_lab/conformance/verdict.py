@@ -1,4 +1,4 @@
-"""What came of the laws: findings with error and budget, and one page that says it all."""
+"""Results of the laws: findings with error and budget, verdicts, and one page of text."""
 
 import math
 import textwrap
@@ -15,20 +15,20 @@ _WIDTH, _INDENT = 96, 16
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison: what was compared, how far it is off, and how far it may be.
+    """One comparison: its label, its error, and the error that is allowed.
 
-    ``budget`` is twice the error of the plain dense passes in the same dtype, and a rounding step;
-    where states are merged, also the rounding of their log-sum-exps, which weigh them. Both are of
-    the largest values or of root mean squares, whichever leaves less of the budget.
+    ``budget`` is twice the error of plain dense passes in the same dtype, plus a rounding step.
+    Merged states add the rounding of their log-sum-exps. Error and budget are largest values or
+    root mean squares, whichever uses more of its budget.
     """
 
-    what: str
+    label: str
     error: float
     budget: float
 
     @property
     def holds(self) -> bool:
-        """Whether the error is within the budget; one that is no number is not."""
+        """Whether the error is within the budget; False for NaN."""
         return self.error <= self.budget
 
     @property
@@ -39,17 +39,17 @@ class Finding:
         return self.error / self.budget if self.budget else (0.0 if self.error == 0 else math.inf)
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.error:.2e} of {self.budget:.2e}"
+        return f"{self.label}: {self.error:.2e} of {self.budget:.2e}"
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What the engine says, what is true, and samples of what plain passes say.
+class Comparison:
+    """The engine's values, the true ones, and samples of plain passes.
 
-    ``actual`` and ``truth`` have one shape, ``plain`` a leading dimension of samples. ``lse`` is
-    the largest log-sum-exp of the rows: states of one layer carry theirs in fp32."""
+    ``actual`` and ``truth`` have the same shape; ``plain`` has a leading dimension of samples.
+    ``lse`` is the largest log-sum-exp of the rows of a merged state (fp32)."""
 
-    what: str
+    label: str
     actual: Tensor
     truth: Tensor
     plain: Tensor
@@ -57,21 +57,21 @@ class Judged:
     lse: float = 0.0
 
     def finding(self) -> Finding:
-        """How far the engine is from the truth."""
-        return self._finding(self.what, self.actual.double() - self.truth)
+        """The engine's error against the truth."""
+        return self._finding(self.label, self.actual.double() - self.truth)
 
-    def against(self, what: str, other: Tensor) -> Finding:
-        """How far ``other`` is from the engine's answer, in the same budget."""
-        return self._finding(what, other.double() - self.actual.double())
+    def against(self, label: str, other: Tensor) -> Finding:
+        """The difference of ``other`` from the engine's values, in the same budget."""
+        return self._finding(label, other.double() - self.actual.double())
 
-    def _finding(self, what: str, difference: Tensor) -> Finding:
-        """By the largest value, which one wrong key shows in, or by the root mean square, which a
-        little wrong everywhere does."""
+    def _finding(self, label: str, difference: Tensor) -> Finding:
+        """The worse of two measures: the largest value shows one wrong key, the root mean square
+        a small error everywhere."""
         error = self.plain.double() - self.truth
         step = torch.finfo(self.dtype).eps + torch.finfo(torch.float32).eps * self.lse
         return max(
             (
-                Finding(what, size(difference), 2 * size(error) + step * size(self.truth))
+                Finding(label, size(difference), 2 * size(error) + step * size(self.truth))
                 for size in (largest, root_mean_square)
             ),
             key=lambda finding: finding.share,
@@ -80,7 +80,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class LawVerdict:
-    """One law: its number and sentence, what became of it, and why."""
+    """One law's number, sentence, status, findings and reason."""
 
     number: int
     sentence: str
@@ -97,7 +97,7 @@ class LawVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All laws on one model, device and dtype; ``subject`` says which, by name."""
+    """All laws on one model, device and dtype, which ``subject`` describes."""
 
     subject: Mapping[str, str]
     laws: tuple[LawVerdict, ...]
@@ -113,14 +113,14 @@ class Verdict:
             status: sum(law.status == status for law in self.laws)
             for status in ("passed", "failed", "skipped")
         }
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         if self.failed:
             numbers = " and ".join(str(law.number) for law in self.failed)
-            return f"does not conform: law {numbers} failed ({told})"
-        return f"conforms, as far as it was checked ({told})"
+            return f"does not conform: law {numbers} failed ({counted})"
+        return f"conforms, as far as it was checked ({counted})"
 
     def page(self) -> str:
-        """One page of text."""
+        """The verdict as text of one page."""
         lines = [textwrap.fill(" · ".join(self.subject.values()), _WIDTH), ""]
         for law in self.laws:
             status = "FAILED" if law.status == "failed" else law.status
@@ -129,7 +129,7 @@ class Verdict:
         return "\n".join([*lines, "", self.sentence])
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data; a number that is not finite becomes None."""
+        """The verdict as plain data; non-finite numbers become None."""
         return {
             "subject": dict(self.subject),
             "conforms": not self.failed,
@@ -138,7 +138,7 @@ class Verdict:
 
 
 def largest(x: Tensor) -> float:
-    """The largest absolute value, infinite where something is no number."""
+    """The largest absolute value; 0 for no elements, infinite for NaN."""
     if not x.numel():
         return 0.0
     value = float(x.abs().max())
@@ -146,7 +146,7 @@ def largest(x: Tensor) -> float:
 
 
 def root_mean_square(x: Tensor) -> float:
-    """The root mean square, infinite where something is no number."""
+    """The root mean square; 0 for no elements, infinite for NaN."""
     if not x.numel():
         return 0.0
     value = float(x.double().square().mean().sqrt())
@@ -156,10 +156,10 @@ def root_mean_square(x: Tensor) -> float:
 def _details(law: LawVerdict) -> list[str]:
     if law.status == "skipped":
         return [law.reason]
-    told = [law.reason] if law.reason else []
+    lines = [law.reason] if law.reason else []
     if law.status == "failed":
-        return told + [str(finding) for finding in law.findings if not finding.holds]
-    compared = "; ".join(finding.what for finding in law.findings)
+        return lines + [str(finding) for finding in law.findings if not finding.holds]
+    compared = "; ".join(finding.label for finding in law.findings)
     worst = law.worst
     assert worst is not None
     return [f"compared: {compared}", f"worst: {worst} ({worst.share:.0%})"]
@@ -174,7 +174,7 @@ def _plain_data(law: LawVerdict) -> dict[str, Any]:
     data = asdict(law)
     data["findings"] = [
         {
-            "what": f.what,
+            "what": f.label,
             "error": f.error if math.isfinite(f.error) else None,
             "budget": f.budget if math.isfinite(f.budget) else None,
             "holds": f.holds,

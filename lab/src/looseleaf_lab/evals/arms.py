@@ -1,4 +1,4 @@
-"""Arms that answer with this package's engine: one prompt an item, under any policies."""
+"""Arms that answer with this package's engine: one prompt per item, under any policies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from looseleaf_lab.evals.interview import conversation_grammar
 from looseleaf_lab.evals.task import Answer, Item
 
 Form = Literal["chat", "bare"]
-"""By the checkpoint's chat template, or as plain text that the model goes on with."""
+"""The checkpoint's chat template, or plain text for completion."""
 
 Report = Callable[[RequestOutput], Mapping[str, float]]
 
@@ -22,12 +22,12 @@ _SINK, _LOCAL = 4, 16
 
 
 def default_form(llm: LLM) -> Form:
-    """Chat where the checkpoint has a template."""
+    """``chat`` if the checkpoint has a chat template, else ``bare``."""
     return "chat" if llm.engine.tokenizer.has_chat_template else "bare"
 
 
 def report_reuse(output: RequestOutput) -> dict[str, float]:
-    """The share of the documents' tokens that the request computed again in their place."""
+    """The recomputed share of the documents' tokens, if the request has a fuse policy."""
     reuse = output.reuse
     if reuse.fuse is None or not reuse.document_tokens:
         return {}
@@ -35,8 +35,8 @@ def report_reuse(output: RequestOutput) -> dict[str, float]:
 
 
 def report_reading(output: RequestOutput) -> dict[str, float]:
-    """The share of the pages that the rows of the answer read, under a select policy, and how
-    much revision added to it: the effective KV exposure with 1 to 7 later rows."""
+    """The share of pages that a select policy read, and the effective KV exposure of revision with
+    1 to 7 later rows."""
     report = report_exposure(output)
     if output.select is not None and output.select.pages_held:
         report["pages_read"] = output.select.pages_read / output.select.pages_held
@@ -44,21 +44,21 @@ def report_reading(output: RequestOutput) -> dict[str, float]:
 
 
 def report_exposure(output: RequestOutput) -> dict[str, float]:
-    """How much revision added to what rows read, by the number of later rows; of hosted documents
-    keys."""
+    """The effective KV exposure of revision, by number of later rows: in pages, or in keys of
+    host-resident documents."""
     ratios = output.revision.exposure if output.revision is not None else ()
     return {f"exposure_{later}": ratios[later] for later in range(1, len(ratios))}
 
 
 def report_prefix(output: RequestOutput) -> dict[str, float]:
-    """The share of the prompt that no prefix cache held."""
+    """The share of the prompt that was not in the prefix cache."""
     reuse = output.reuse
     return {"prompt_computed": 1 - reuse.text_tokens_cached / reuse.text_tokens}
 
 
 def greedy(item: Item) -> SamplingParams:
-    """How an item is answered; where it has more than one turn, by a grammar that writes all
-    questions but the first."""
+    """Greedy sampling for an item; in items of several turns, a grammar writes all questions but
+    the first."""
     if not item.turns:
         return SamplingParams(temperature=0.0, max_tokens=item.max_tokens)
     return SamplingParams(
@@ -71,11 +71,11 @@ def greedy(item: Item) -> SamplingParams:
 
 
 class EngineArm:
-    """Greedy answers of ``llm``, documents in the given ``context``.
+    """Greedy answers of ``llm``, with documents in the given ``context``.
 
-    ``form`` is chat where the checkpoint has a template, unless it is given. ``policies`` are
-    keyword arguments of `LLM.chat`, e.g. ``fuse=Fuse("links")``. ``report`` turns an output into
-    figures, which become rows beside the scores."""
+    The default ``form`` is chat if the checkpoint has a template. ``policies`` are keyword
+    arguments of `LLM.chat`, e.g. ``fuse=Fuse("links")``. ``report`` turns an output into figures,
+    which become rows after the scores."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class EngineArm:
         return [*([item.before] if item.before else []), *documents, item.question]
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One answer for each item, all in one batch."""
+        """One answer per item, all in one batch."""
         outputs = self.outputs(items, [greedy(item) for item in items])
         return [Answer(output.text, self.report(output)) for output in outputs]
 
     def outputs(
         self, items: Sequence[Item], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        """What the engine says to each item."""
+        """The engine's output for each item."""
         prompts = [self.parts(item) for item in items]
         if self.form == "bare":
             return self.llm.generate(prompts, params, **self.policies)
@@ -115,8 +115,10 @@ class EngineArm:
 
 
 class PrefixArm(EngineArm):
-    """Greedy answers of ``llm`` with full attention, where another question behind the first
-    document alone was asked before: what a prefix cache saves of documents in ever new order."""
+    """Full attention with a prefix cache that holds the first document of each item.
+
+    An earlier request with only that document and another question fills the cache, so the saving
+    is that of documents in a new order."""
 
     def __init__(self, llm: LLM, form: Form | None = None) -> None:
         super().__init__(llm, "prefix caching", "prompt", form=form, report=report_prefix)
@@ -124,24 +126,22 @@ class PrefixArm(EngineArm):
     def outputs(
         self, items: Sequence[Item], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        """As of any `EngineArm`, after the prompts that leave their first document behind."""
-        before = [
+        """Outputs after the requests that cache the first documents."""
+        first_requests = [
             replace(i, documents=i.documents[:1], question="What else?", turns=(), max_tokens=1)
             for i in items
         ]
-        # a salt of its own: prompts of other arms and tasks have the same documents, and would be
-        # found whole
+        # a separate salt, because other arms and tasks cache whole prompts of the same documents
         self.policies = {"salt": f"{self.name} {items[0].fingerprint()}"}
-        super().outputs(before, [greedy(item) for item in before])
+        super().outputs(first_requests, [greedy(item) for item in first_requests])
         return super().outputs(items, params)
 
 
 class EvictingArm(EngineArm):
-    """Greedy answers of ``llm`` under a policy that throws keys away, which reads the same prompt
-    as text.
+    """Greedy answers of ``llm`` under an evicting policy, with documents as text.
 
-    A ``budget`` that is a fraction up to 1.0 is a share of the context in the middle of an output:
-    as many keys are kept as a policy that chooses pages by that ratio reads on average."""
+    A fractional ``budget`` up to 1.0 is a share of the context in the middle of an output. It
+    equals the average number of keys that a selecting policy of that ratio reads."""
 
     def __init__(
         self, llm: LLM, policy: SelectPolicy, budget: float, *, form: Form | None = None
@@ -154,40 +154,41 @@ class EvictingArm(EngineArm):
     def outputs(
         self, items: Sequence[Item], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        """As of any `EngineArm`, with the documents' tokens as text; one after the other, since
-        each has its own budget."""
+        """Outputs with the documents' tokens as text, one request at a time, because each has its
+        own budget."""
         outputs = []
-        for item, one in zip(items, params, strict=True):
+        for item, item_params in zip(items, params, strict=True):
             tokens = self._tokens(item)
-            select = Select(self.policy, tokens=self._kept(item, len(tokens)))
-            outputs += self.llm.generate([[tokens]], one, select=select)
+            select = Select(self.policy, tokens=self._budget_tokens(item, len(tokens)))
+            outputs += self.llm.generate([[tokens]], item_params, select=select)
         return outputs
 
     def _tokens(self, item: Item) -> list[int]:
         prompts, parts = self.llm.engine.prompts, self.parts(item)
         if self.form == "bare":
-            made = prompts.from_parts(parts)
+            prompt_parts = prompts.from_parts(parts)
         else:
-            made = prompts.from_messages(_conversation(parts))
-        return [token for part in made for token in part.tokens]
+            prompt_parts = prompts.from_messages(_conversation(parts))
+        return [token for part in prompt_parts for token in part.tokens]
 
-    def _kept(self, item: Item, prompt: int) -> int:
+    def _budget_tokens(self, item: Item, prompt: int) -> int:
         if not self.is_share:
             return int(self.budget)
-        said = "\n".join([*item.turns, *item.answers])
-        output = len(self.llm.engine.tokenizer.encode(said))
+        output_text = "\n".join([*item.turns, *item.answers])
+        output = len(self.llm.engine.tokenizer.encode(output_text))
         return max(1, round(self.budget * (prompt + output / 2)))
 
 
 class HostedArm(EngineArm):
-    """Greedy answers of ``llm`` with an item's documents hosted as one collection, the same tokens
-    as with full attention, and read by its index: ``budget`` keys for each query head, a fraction
-    up to 1.0 that share of them, spread over layers as ``layer_budgets`` say. With 1.0 every key is
-    read. With ``revise`` past rows read on.
+    """Greedy answers of ``llm`` with an item's documents as one host-resident collection.
 
-    Its first 4 and last 16 tokens are always read, since contexts of the reference model are short,
-    and one at least is found besides. What was hosted stays, so that several arms over one engine
-    host it once. An item without documents is answered by full attention."""
+    Prompts have the same tokens as with full attention. The index reads ``budget`` keys per query
+    head; a fraction up to 1.0 is a share of the keys, distributed by ``layer_budgets``, and 1.0
+    reads every key. ``revise`` also revises past rows.
+
+    The first 4 and the last 16 tokens are always read, because contexts of the reference model are
+    short, and at least one more key. Collections stay in host memory, so several arms over one
+    engine build them once. Items without documents use full attention."""
 
     def __init__(
         self,
@@ -213,27 +214,27 @@ class HostedArm(EngineArm):
         self.kind: IndexKind = kind
 
     def parts(self, item: Item) -> list[Part]:
-        """The item with one document, the collection."""
+        """The item's parts with the collection as its one document."""
         return [*([item.before] if item.before else []), self._collection(item), item.question]
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One answer for each item, with the shares of keys that decoding read and compared."""
-        hosted = self.llm.engine.runner.attention.hosted
+        """One answer per item, with the shares of keys that decoding read and compared."""
+        attention = self.llm.engine.runner.attention.hosted
         answers = []
         for item in items:
             if not item.documents:
-                (alone,) = EngineArm(self.llm, self.name, self.context, form=self.form).answer(
+                (answer,) = EngineArm(self.llm, self.name, self.context, form=self.form).answer(
                     [item]
                 )
-                answers.append(Answer(alone.text))
+                answers.append(Answer(answer.text))
                 continue
             self.llm.host(
                 self._collection(item), index=IndexConfig(self.kind, sink=_SINK, local=_LOCAL)
             )
-            assert hosted is not None, "what is hosted can be read"
-            hosted.counters = HostedCounters()
+            assert attention is not None, "hosting a document creates its reader"
+            attention.counters = HostedCounters()
             (answer,) = super().answer([item])
-            read, scanned = hosted.counters.share_read, hosted.counters.share_scanned
+            read, scanned = attention.counters.share_read, attention.counters.share_scanned
             answers.append(
                 Answer(
                     answer.text,

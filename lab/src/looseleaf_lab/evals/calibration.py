@@ -1,5 +1,5 @@
-"""How near each fuse policy comes to full prefill on given documents and questions, and which one
-to take: the cheapest whose answers agree often enough."""
+"""Calibration of fuse policies: their distance from full prefill on given documents and questions,
+and the cheapest policy whose answers agree often enough."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,19 +11,19 @@ from looseleaf.prompt.request import Document, PromptParts
 from looseleaf_lab.evals.probe import Probed, divergence, probe
 
 TRIED_RATIO = 0.15
-"""The budget at which layers are compared, before ratios are."""
+"""The ratio at which layer settings are compared, before ratios."""
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibrationRow:
     """One policy against full prefill, over ``questions``.
 
-    ``agreement`` is the share of greedy answers that are the same, token by token. ``kl`` is the
-    divergence of next-token distributions in nats, over positions whose prefix is still the same.
-    ``text_deviation`` is the relative change of the question's own values over all layers: what
-    attention to the documents got wrong on the way. ``deviation_left`` is the share of the
-    documents' true deviation that stands at tokens not computed again. ``cost`` is what was
-    computed of the documents besides, evidence included, as a share of their full prefill."""
+    ``agreement`` is the share of greedy answers with equal tokens. ``kl`` is the divergence of
+    next-token distributions in nats, over positions with an equal prefix. ``text_deviation`` is the
+    relative change of the question's own values over all layers, a measure of wrong attention to
+    the documents. ``deviation_left`` is the share of the documents' true deviation at tokens that
+    were not recomputed. ``cost`` is the computation for the documents, scoring included, as a share
+    of their full prefill."""
 
     model: str
     selector: str
@@ -41,8 +41,8 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class _Question:
-    """A question with its documents, both ways, and what full prefill says."""
+class _Case:
+    """A question with both forms of its prompt, its full prefill and the true deviations."""
 
     full: Probed
     parts: PromptParts
@@ -51,39 +51,38 @@ class _Question:
 
 
 class Calibration:
-    """Policies over one model, some documents and questions.
+    """Fuse policies over one model, some documents and questions.
 
-    Every prompt holds all documents, in an order that turns with the questions, so that another
-    document stands first each time. Raises InvalidRequest unless there are two documents and a
-    question."""
+    Every prompt has all documents; their order rotates with the questions, so that the first
+    document changes. Raises InvalidRequest for fewer than two documents or without a question."""
 
     def __init__(
         self, llm: LLM, name: str, documents: Sequence[Document], questions: Sequence[str]
     ) -> None:
         if len(documents) < 2:
             raise InvalidRequest(
-                "calibration compares documents that one prompt holds: give two or more, not "
+                "calibration compares documents of one prompt: give two or more, not "
                 f"{len(documents)}"
             )
         if not questions:
             raise InvalidRequest("calibration compares answers: give a question")
         self.llm, self.name, self.max_tokens = llm, name, 64
         self.num_layers = llm.engine.runner.model.config.num_layers
-        self._asked = [self._ask(documents, n, text) for n, text in enumerate(questions)]
+        self._cases = [self._case(documents, n, text) for n, text in enumerate(questions)]
 
-    def measure(self, fuse: Fuse) -> Calibrated:
+    def measure(self, fuse: Fuse) -> CalibrationRow:
         """One policy over all questions."""
-        found = [self._compare(one, fuse) for one in self._asked]
-        means = [sum(column) / len(column) for column in zip(*found, strict=True)]
-        told = fuse.settings()
-        return Calibrated(
+        results = [self._compare(case, fuse) for case in self._cases]
+        means = [sum(column) / len(column) for column in zip(*results, strict=True)]
+        settings = fuse.settings()
+        return CalibrationRow(
             self.name,
             fuse.selector,
-            told.get("ratio", ""),
-            told.get("tokens", ""),
-            told.get("watched_share", ""),
-            " ".join(map(str, told.get("check_layers", ()))),
-            len(found),
+            settings.get("ratio", ""),
+            settings.get("tokens", ""),
+            settings.get("watched_share", ""),
+            " ".join(map(str, settings.get("check_layers", ()))),
+            len(results),
             *means,
         )
 
@@ -91,55 +90,55 @@ class Calibration:
         self,
         selectors: Sequence[str],
         ratios: Sequence[float],
-        on_row: Callable[[Calibrated], None] = lambda row: None,
-    ) -> list[tuple[Fuse, Calibrated]]:
-        """Plain reuse, then every selector: first which layers it should look at, then every
-        ratio."""
+        on_row: Callable[[CalibrationRow], None] = lambda row: None,
+    ) -> list[tuple[Fuse, CalibrationRow]]:
+        """Rows of plain reuse, then of every selector: its layer settings, then every ratio at the
+        best one."""
         rows = []
 
-        def take(fuse: Fuse) -> Calibrated:
+        def measure(fuse: Fuse) -> CalibrationRow:
             row = self.measure(fuse)
             rows.append((fuse, row))
             on_row(row)
             return row
 
-        take(Fuse("none"))
+        measure(Fuse("none"))
         for selector in selectors:
             choices = list(self._layer_choices(selector))
             best = choices[0]
             if len(choices) > 1:
-                best = min(choices, key=lambda fuse: _worth(take(fuse)))
+                best = min(choices, key=lambda fuse: _rank(measure(fuse)))
             for ratio in ratios:
                 fuse = replace(best, ratio=ratio)
-                if fuse not in [known for known, _ in rows]:
-                    take(fuse)
+                if fuse not in [measured for measured, _ in rows]:
+                    measure(fuse)
         return rows
 
     def _layer_choices(self, selector: str) -> Iterator[Fuse]:
-        at = {"selector": selector, "ratio": TRIED_RATIO}
+        settings = {"selector": selector, "ratio": TRIED_RATIO}
         if selector in ("question", "links"):
             last = 1 / self.num_layers
             shares = sorted({share for share in (last, 0.25, 0.5, 1.0) if share >= last})
-            yield from (Fuse(**at, watched_share=share) for share in shares)  # type: ignore[arg-type]
+            yield from (Fuse(**settings, watched_share=share) for share in shares)  # type: ignore[arg-type]
         elif selector == "deviation":
             layers = sorted({1, 2, max(1, self.num_layers // 4), max(1, self.num_layers // 2)})
             yield from (
-                Fuse(**at, check_layers=(layer,))  # type: ignore[arg-type]
+                Fuse(**settings, check_layers=(layer,))  # type: ignore[arg-type]
                 for layer in layers
                 if layer < self.num_layers
             )
         else:
-            yield Fuse(**at)  # type: ignore[arg-type]
+            yield Fuse(**settings)  # type: ignore[arg-type]
 
-    def _ask(self, documents: Sequence[Document], number: int, text: str) -> _Question:
-        turn = number % len(documents)
-        order = [*documents[turn:], *documents[:turn]]
+    def _case(self, documents: Sequence[Document], number: int, text: str) -> _Case:
+        rotation = number % len(documents)
+        order = [*documents[rotation:], *documents[:rotation]]
         full = [replace(document, context="prompt") for document in order]
-        parts, whole = self._parts(order, text), self._parts(full, text)
+        parts, full_parts = self._parts(order, text), self._parts(full, text)
         num_text = len(parts[-1].tokens)
         engine = self.llm.engine
-        return _Question(
-            probe(engine, whole, None, num_text, self.max_tokens),
+        return _Case(
+            probe(engine, full_parts, None, num_text, self.max_tokens),
             parts,
             num_text,
             probe(engine, parts, Fuse("oracle", ratio=0.0), num_text, 1),
@@ -151,51 +150,51 @@ class Calibration:
             return prompts.from_messages([{"role": "user", "content": [*documents, text]}])
         return prompts.from_parts([*documents, text])
 
-    def _compare(self, asked: _Question, fuse: Fuse) -> tuple[float, ...]:
-        mine = probe(self.llm.engine, asked.parts, fuse, asked.num_text, self.max_tokens)
-        full, truth = asked.full, asked.truth
-        same = 0
-        for one, other in zip(mine.token_ids, full.token_ids, strict=False):
-            if one != other:
+    def _compare(self, case: _Case, fuse: Fuse) -> tuple[float, ...]:
+        blended = probe(self.llm.engine, case.parts, fuse, case.num_text, self.max_tokens)
+        full, oracle = case.full, case.truth
+        prefix_length = 0
+        for blended_token, full_token in zip(blended.token_ids, full.token_ids, strict=False):
+            if blended_token != full_token:
                 break
-            same += 1
-        scores = dict(zip(truth.candidates, truth.scores, strict=True))
-        mended = sum(scores.get(at, 0.0) for at in mine.positions)
-        documents = max(1, mine.reuse.document_tokens)
-        recomputed = mine.reuse.document_tokens_recomputed / documents
-        change = (mine.values - full.values).flatten(2).norm(dim=-1)
+            prefix_length += 1
+        scores = dict(zip(oracle.candidates, oracle.scores, strict=True))
+        recovered = sum(scores.get(position, 0.0) for position in blended.positions)
+        documents = max(1, blended.reuse.document_tokens)
+        recomputed = blended.reuse.document_tokens_recomputed / documents
+        change = (blended.values - full.values).flatten(2).norm(dim=-1)
         return (
-            float(mine.token_ids == full.token_ids),
-            divergence(full.logprobs[: same + 1], mine.logprobs[: same + 1]),
+            float(blended.token_ids == full.token_ids),
+            divergence(full.logprobs[: prefix_length + 1], blended.logprobs[: prefix_length + 1]),
             float((change / full.values.flatten(2).norm(dim=-1).clamp_min(1e-9)).mean()),
-            1 - mended / max(1e-9, sum(scores.values())),
+            1 - recovered / max(1e-9, sum(scores.values())),
             recomputed,
-            recomputed + self._evidence(fuse, asked, documents, recomputed),
+            recomputed + self._scoring_cost(fuse, case, documents, recomputed),
         )
 
-    def _evidence(self, fuse: Fuse, asked: _Question, documents: int, recomputed: float) -> float:
-        """Rows times layers of the passes that told which tokens to compute again."""
-        share = len(asked.truth.candidates) / documents
+    def _scoring_cost(self, fuse: Fuse, case: _Case, documents: int, recomputed: float) -> float:
+        """The cost of the passes that select tokens: rows times layers, over the documents'."""
+        share = len(case.truth.candidates) / documents
         if fuse.selector == "deviation":
             return max(0.0, share - recomputed) * fuse.check_layers[0] / self.num_layers
         if fuse.selector == "question":
-            return asked.num_text / documents
+            return case.num_text / documents
         if fuse.selector == "links":
-            # scouts are paid for out of the budget
-            return asked.num_text / documents + max(0.0, (fuse.ratio or 0.0) * share - recomputed)
+            # the budget includes the scout tokens
+            return case.num_text / documents + max(0.0, (fuse.ratio or 0.0) * share - recomputed)
         return 0.0
 
 
-def _worth(row: Calibrated) -> tuple[float, float, float]:
-    """Where all answers agree, layers are told apart by what they cost (a late check layer lets
-    every token pass those below it); before that, by how near the distributions are."""
+def _rank(row: CalibrationRow) -> tuple[float, float, float]:
+    """Sort key of layer settings: agreement, then cost if all answers agree (a late check layer
+    computes all tokens in the layers below it), then divergence."""
     return (-row.agreement, round(row.cost, 3) if row.agreement == 1 else 0.0, row.kl)
 
 
 def propose(
-    rows: Sequence[tuple[Fuse, Calibrated]], tolerance: float
-) -> tuple[Fuse, Calibrated] | None:
-    """The cheapest policy whose answers disagree in at most ``tolerance`` of the questions; of
-    equally cheap ones that with the least divergence. None if there is none."""
-    fit = [pair for pair in rows if pair[1].agreement >= 1 - tolerance - 1e-9]
-    return min(fit, key=lambda pair: (pair[1].cost, pair[1].kl), default=None)
+    rows: Sequence[tuple[Fuse, CalibrationRow]], tolerance: float
+) -> tuple[Fuse, CalibrationRow] | None:
+    """The cheapest policy that disagrees in at most ``tolerance`` of the questions; ties go to the
+    least divergence. None if no policy qualifies."""
+    eligible = [pair for pair in rows if pair[1].agreement >= 1 - tolerance - 1e-9]
+    return min(eligible, key=lambda pair: (pair[1].cost, pair[1].kl), default=None)

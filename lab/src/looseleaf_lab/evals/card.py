@@ -1,4 +1,4 @@
-"""The model card's tables of accuracies, read from the card itself, beside what is measured now."""
+"""The model card's tables of accuracies, compared with measured figures."""
 
 import re
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ _COLUMNS = (
 )  # fmt: skip
 _LONG_ROW = re.compile(r"^\| (chain|roll-call|needle): ([^|]+) \| ([\d.]+) \|")
 _USUAL = "6 documents"
-Published = dict[tuple[str, str, str, str], float]
+PublishedShares = dict[tuple[str, str, str, str], float]
 """Shares by model, task, setting and arm."""
 
 
-def read_card() -> Published:
-    """The accuracies that the card in the package states."""
+def read_card() -> PublishedShares:
+    """The accuracies in the package's model card."""
     text = (files("looseleaf.assets") / "MODEL_CARD.md").read_text(encoding="utf-8")
-    published: Published = {}
+    published: PublishedShares = {}
     for line in text.splitlines():
         if (row := _ROW.match(line)) is not None:
             task, hops, cells = row.groups()
@@ -33,9 +33,9 @@ def read_card() -> Published:
     return published
 
 
-def compare(figures: Sequence[Figure], published: Published) -> tuple[list[str], bool]:
-    """A line for each figure that the card has, and whether all of the card's lie within the
-    intervals measured."""
+def compare(figures: Sequence[Figure], published: PublishedShares) -> tuple[list[str], bool]:
+    """A line per figure that the card has, and whether all values of the card are within the
+    measured intervals."""
     lines, agree = [], True
     for figure in figures:
         stated = published.get((figure.model, figure.task, figure.setting, figure.arm))

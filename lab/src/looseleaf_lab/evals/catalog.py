@@ -1,4 +1,4 @@
-"""All tasks and arms by the names that the command line knows."""
+"""All tasks and arms, by their names on the command line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from looseleaf_lab.evals.world_tasks import LookupsTask, NeedleTask, RollCallTas
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the items are; a task takes what concerns it. ``count`` tells a text's tokens,
-    ``per_context`` how many questions share a context."""
+    """Sizes of items; a task uses the ones that apply. ``count`` returns a text's number of tokens;
+    ``per_context`` is the number of questions per context."""
 
     documents: int = 6
     lines: int = 40
@@ -59,7 +59,7 @@ TASKS: Mapping[str, Callable[[Sizes], list[Task]]] = MappingProxyType(
         "interview": lambda sizes: [Interview(sizes.lines, sizes.documents)],
     }
 )
-"""A task's name, and what it is made of: several tasks if it comes in several settings."""
+"""Task names with their factories; a task in several settings gives several tasks."""
 
 
 def _full(llm: LLM, form: Form | None) -> Arm:
@@ -83,7 +83,7 @@ ARMS: Mapping[str, Callable[[LLM, Form | None], Arm]] = MappingProxyType(
         "ivf": lambda llm, form: HostedArm(llm, 0.05, kind="ivf", form=form),
     }
 )
-"""Ways of answering that need nothing but a model. Policies with settings are `EngineArm`s."""
+"""Arms that need only a model. Policies with settings are `EngineArm`s."""
 
 
 def make_tasks(names: tuple[str, ...], sizes: Sizes) -> list[Task]:

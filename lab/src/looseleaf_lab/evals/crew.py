@@ -1,8 +1,8 @@
-"""Several processes that answer items at the same time, each with arms of its own.
+"""A pool of processes that answer items, each with arms of its own.
 
-A small model leaves most of a machine idle: one process keeps one core busy, or a GPU waiting for
-its next launch. Items are dealt out in lots. Who is done with one gets another of the same items as
-long as there are any, since their prompts are in its cache."""
+A small model leaves most of a machine idle: one process uses one core, or a GPU that waits for
+launches. Jobs are groups of items. A free process gets another job of the same items if there is
+one, because their prompts are in its cache."""
 
 import multiprocessing
 from collections import defaultdict, deque
@@ -20,38 +20,38 @@ from looseleaf_lab.errors import EvaluationFailed
 from looseleaf_lab.evals.task import Answer, Arm, Item
 
 MakeArms = Callable[[], Sequence[Arm]]
-"""Called once in every process; must be picklable, e.g. a `functools.partial` of a function."""
+"""Called once per process; must be picklable, e.g. a `functools.partial` of a function."""
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Items for the arm of this number; lots of one ``batch`` have the same items."""
+class Job:
+    """Items for the arm of this number; jobs of one ``batch`` have the same items."""
 
     batch: int
     arm: int
     items: tuple[Item, ...]
 
 
-class Crew:
-    """``number`` processes, which share the processor's threads. To be used in a ``with``."""
+class WorkerPool:
+    """``number`` processes that share the CPU's threads; a context manager."""
 
     def __init__(self, number: int, make_arms: MakeArms) -> None:
         self._number = number
         self._make_arms = make_arms
         self._members: dict[Connection, BaseProcess] = {}
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         # a forked process would inherit threads that do not run
         context = multiprocessing.get_context("spawn")
         threads = max(1, torch.get_num_threads() // self._number)
         for _ in range(self._number):
-            ours, theirs = context.Pipe()
-            member = context.Process(
-                target=_work, args=(theirs, self._make_arms, threads), daemon=True
+            connection, worker_end = context.Pipe()
+            process = context.Process(
+                target=_work, args=(worker_end, self._make_arms, threads), daemon=True
             )
-            member.start()
-            theirs.close()
-            self._members[ours] = member
+            process.start()
+            worker_end.close()
+            self._members[connection] = process
         return self
 
     def __exit__(
@@ -60,59 +60,59 @@ class Crew:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for ours, member in self._members.items():
-            ours.close()
+        for connection, process in self._members.items():
+            connection.close()
             if kind is not None:
-                member.terminate()
-            member.join()
+                process.terminate()
+            process.join()
 
-    def answer(self, lots: Sequence[Lot]) -> Iterator[tuple[Lot, Sequence[Answer]]]:
-        """Every lot with its answers, as they come.
+    def answer(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Sequence[Answer]]]:
+        """Every job with its answers, in order of completion.
 
-        Raises what an arm raised, EvaluationFailed if a process ended by itself."""
-        left: dict[int, deque[Lot]] = defaultdict(deque)
-        for lot in lots:
-            left[lot.batch].append(lot)
-        given: dict[Connection, Lot] = {}
+        Raises an arm's own LooseleafError, and EvaluationFailed if a process ends."""
+        queues: dict[int, deque[Job]] = defaultdict(deque)
+        for job in jobs:
+            queues[job.batch].append(job)
+        running: dict[Connection, Job] = {}
 
-        def give(ours: Connection, batch: int | None) -> None:
-            own = left.get(batch) if batch is not None else None
-            if lots_left := own or max(left.values(), key=len, default=deque[Lot]()):
-                given[ours] = lots_left.popleft()
-                ours.send(given[ours])
+        def submit(connection: Connection, batch: int | None) -> None:
+            queue = queues.get(batch) if batch is not None else None
+            if queue_to_serve := queue or max(queues.values(), key=len, default=deque[Job]()):
+                running[connection] = queue_to_serve.popleft()
+                connection.send(running[connection])
 
-        for ours in self._members:
-            give(ours, None)
-        while given:
-            for ready in wait(list(given)):
+        for connection in self._members:
+            submit(connection, None)
+        while running:
+            for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
-                answers, lot = self._receive(ready), given.pop(ready)
-                give(ready, lot.batch)
-                yield lot, answers
+                answers, job = self._receive(ready), running.pop(ready)
+                submit(ready, job.batch)
+                yield job, answers
 
-    def _receive(self, ours: Connection) -> Sequence[Answer]:
+    def _receive(self, connection: Connection) -> Sequence[Answer]:
         try:
-            answers: Sequence[Answer] | LooseleafError = ours.recv()
+            answers: Sequence[Answer] | LooseleafError = connection.recv()
         except (EOFError, ConnectionError) as error:
             raise EvaluationFailed(
-                "a process of the evaluation ended by itself (its own message is above): is there "
-                "memory for so many? Ask for fewer --processes"
+                "a process of the evaluation ended (its own message is above), maybe for lack of "
+                "memory: use fewer --processes"
             ) from error
         if isinstance(answers, LooseleafError):
             raise answers
         return answers
 
 
-def _work(theirs: Any, make_arms: MakeArms, threads: int) -> None:
+def _work(worker_end: Any, make_arms: MakeArms, threads: int) -> None:
     torch.set_num_threads(threads)
     arms: Sequence[Arm] = ()
     while True:
         try:
-            lot = theirs.recv()
+            job = worker_end.recv()
         except EOFError:
             return
         try:
             arms = arms or make_arms()
-            theirs.send(arms[lot.arm].answer(lot.items))
+            worker_end.send(arms[job.arm].answer(job.items))
         except LooseleafError as error:
-            theirs.send(error)
+            worker_end.send(error)

@@ -1,4 +1,4 @@
-"""An arm that asks any server with the OpenAI API, so that engines can be compared on one task.
+"""An arm over any server with the OpenAI API, to compare engines on one task.
 
 Needs ``httpx`` (extra ``evals``)."""
 
@@ -12,16 +12,16 @@ from looseleaf_lab.errors import EndpointFailed
 from looseleaf_lab.evals.task import Answer, Item
 
 DocumentsAs = Literal["text", "parts"]
-"""In the user's message as text, as any server takes them; or as content parts of the type
-``document``, as Looseleaf's own server does."""
+"""Documents as text in the user's message, which any server accepts, or as content parts of the
+type ``document``, for Looseleaf's own server."""
 
 
 @dataclass(frozen=True)
 class EndpointArm:
-    """Greedy answers of the ``model`` behind ``url``, e.g. ``http://localhost:8000/v1``.
+    """Greedy answers of ``model`` at ``url``, e.g. ``http://localhost:8000/v1``.
 
-    ``concurrency`` questions are asked at a time, each with ``timeout`` seconds for its answer.
-    Raises EndpointFailed if the server can't be reached or refuses."""
+    ``concurrency`` requests run in parallel, each with a timeout of ``timeout`` seconds. Raises
+    EndpointFailed if the server can't be reached or returns an error."""
 
     url: str
     model: str
@@ -36,12 +36,12 @@ class EndpointArm:
 
     @property
     def name(self) -> str:
-        """How the documents are sent: what is behind the address is not known here."""
+        """The form of the documents; the server's engine is unknown."""
         return f"endpoint, documents as {self.documents_as}"
 
     def answer(self, items: Sequence[Item]) -> list[Answer]:
-        """One answer for each item, several asked at a time. Raises InvalidOption for items of
-        several turns, and without httpx."""
+        """One answer per item. Raises InvalidOption for items of several turns, and without
+        httpx."""
         try:
             import httpx
         except ImportError as error:
@@ -61,11 +61,11 @@ class EndpointArm:
             return list(pool.map(lambda item: self._ask(client, item), items))
 
     def body(self, item: Item) -> dict[str, Any]:
-        """The request for an item."""
-        before = [item.before] if item.before else []
-        content: Any = "\n\n".join([*before, *item.documents, item.question])
+        """The JSON body of an item's request."""
+        prefix = [item.before] if item.before else []
+        content: Any = "\n\n".join([*prefix, *item.documents, item.question])
         if self.documents_as == "parts":
-            texts = [{"type": "text", "text": text} for text in before]
+            texts = [{"type": "text", "text": text} for text in prefix]
             documents = [{"type": "document", "text": text} for text in item.documents]
             content = [*texts, *documents, {"type": "text", "text": item.question}]
         return {
@@ -83,11 +83,12 @@ class EndpointArm:
             response = client.post(address, json=self.body(item))
         except httpx.HTTPError as error:
             raise EndpointFailed(
-                f"{address} did not answer ({type(error).__name__}: {error}): is the server up?"
+                f"{address} did not answer ({type(error).__name__}: {error}): check that the "
+                "server runs"
             ) from error
         if response.status_code != 200:
-            said = response.text[:300]
-            raise EndpointFailed(f"{address} refused with {response.status_code}: {said}")
+            message = response.text[:300]
+            raise EndpointFailed(f"{address} refused with {response.status_code}: {message}")
         try:
             text = response.json()["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError) as error:

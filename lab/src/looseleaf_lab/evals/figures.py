@@ -1,10 +1,10 @@
-"""From scored answers to rows: one row a metric, with its mean and its interval."""
+"""Rows from scored answers: one row per metric, with its mean and its interval."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from looseleaf_lab.evals.intervals import bootstrap, interval, paired
-from looseleaf_lab.evals.run import Scored
+from looseleaf_lab.evals.run import ScoredItem
 from looseleaf_lab.evals.task import Arm, Task
 
 
@@ -12,8 +12,8 @@ from looseleaf_lab.evals.task import Arm, Task
 class Figure:
     """The mean of one metric over ``items`` answers, with a 95 % interval.
 
-    ``metric`` is one of the task's scores, or of the arm's figures about how it answered.
-    ``against`` names the arm that ``gain`` is over, item by item; both are empty without one.
+    ``metric`` is a score of the task or a figure of the arm. ``gain`` is the item-wise difference
+    over the arm ``against``; both are empty without a baseline.
     """
 
     model: str
@@ -37,42 +37,42 @@ def summarize(
     task: Task,
     arm: Arm,
     seeds: range,
-    scored: Sequence[Scored],
-    baseline: tuple[str, Sequence[Scored]] | None = None,
+    scored: Sequence[ScoredItem],
+    baseline: tuple[str, Sequence[ScoredItem]] | None = None,
 ) -> list[Figure]:
     """Rows of one run: the task's metrics, then the arm's figures.
 
-    ``baseline`` is another arm's name and its answers to the same items: the first metric's row
-    then has the paired difference. A figure that some answers lack is the mean over the others."""
-    about = (model, task.name, task.setting, arm.name, f"{seeds.start}-{seeds.stop - 1}")
+    ``baseline`` is another arm's name and its answers to the same items; it adds the paired
+    difference to the first metric's row. A figure's mean covers the answers that have it."""
+    labels = (model, task.name, task.setting, arm.name, f"{seeds.start}-{seeds.stop - 1}")
     figures = []
     for number, metric in enumerate(scored[0].metrics):
-        values = [one.metrics[metric] for one in scored]
+        values = [item.metrics[metric] for item in scored]
         gain = _gain(metric, scored, baseline) if number == 0 else ()
-        figures.append(_figure(about, metric, values, interval(values), gain))
-    for metric in sorted({name for one in scored for name in one.answer.report}):
-        values = [one.answer.report[metric] for one in scored if metric in one.answer.report]
-        figures.append(_figure(about, metric, values, bootstrap(values), ()))
+        figures.append(_figure(labels, metric, values, interval(values), gain))
+    for metric in sorted({name for item in scored for name in item.answer.report}):
+        values = [item.answer.report[metric] for item in scored if metric in item.answer.report]
+        figures.append(_figure(labels, metric, values, bootstrap(values), ()))
     return figures
 
 
 def _figure(
-    about: tuple[str, str, str, str, str],
+    labels: tuple[str, str, str, str, str],
     metric: str,
     values: Sequence[float],
     bounds: tuple[float, float],
     gain: tuple[str, float, float, float] | tuple[()],
 ) -> Figure:
     mean = sum(values) / len(values)
-    return Figure(*about, metric, len(values), mean, *bounds, *gain)
+    return Figure(*labels, metric, len(values), mean, *bounds, *gain)
 
 
 def _gain(
-    metric: str, scored: Sequence[Scored], baseline: tuple[str, Sequence[Scored]] | None
+    metric: str, scored: Sequence[ScoredItem], baseline: tuple[str, Sequence[ScoredItem]] | None
 ) -> tuple[str, float, float, float] | tuple[()]:
     if baseline is None:
         return ()
-    name, others = baseline
-    pairs = zip(scored, others, strict=True)
+    name, baseline_items = baseline
+    pairs = zip(scored, baseline_items, strict=True)
     differences = [ours.metrics[metric] - theirs.metrics[metric] for ours, theirs in pairs]
     return (name, sum(differences) / len(differences), *paired(differences))

@@ -1,7 +1,8 @@
-"""Long outputs from short questions: several items asked together and answered in one output.
+"""Long outputs from short questions: one prompt with several items, and one output with all
+answers.
 
-As LongGenBench does (Liu et al., arXiv 2410.04199): the questions are numbered, the answers too,
-and each line is scored as it would be alone."""
+As in LongGenBench (Liu et al., arXiv 2410.04199), questions and answers are numbered, and each line
+is scored like a separate answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,19 +29,22 @@ class Joined:
         return f"{self.count} questions of {self.inner.setting}"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One prompt a seed, of the ``count`` inner items that follow on those of the seed before;
-        what is left at the end of a file makes a shorter prompt."""
-        taken = [(seed, self._parts(seed)) for seed in seeds]
-        return [self._join(seed, parts) for seed, parts in taken if parts]
+        """One prompt per seed, with the next ``count`` inner items; the last prompt of a file may
+        have fewer."""
+        groups = [(seed, self._parts(seed)) for seed in seeds]
+        return [self._join(seed, parts) for seed, parts in groups if parts]
 
     def score(self, item: Item, text: str) -> dict[str, float]:
-        """The mean of each metric over the lines; what is missing scores as an empty answer."""
+        """The mean of each metric over the lines; a missing line scores as an empty answer."""
         lines = numbered_lines(text)
         parts = self._parts(int(item.key))
         scores = [
             self.inner.score(part, lines.get(number, "")) for number, part in enumerate(parts, 1)
         ]
-        return {name: sum(one[name] for one in scores) / len(scores) for name in scores[0]}
+        return {
+            name: sum(line_scores[name] for line_scores in scores) / len(scores)
+            for name in scores[0]
+        }
 
     def _parts(self, seed: int) -> Sequence[Item]:
         return self.inner.items(range(seed * self.count, (seed + 1) * self.count))

@@ -1,7 +1,7 @@
-"""Asks a task's items of an arm, in batches, and keeps every answer so that a run can go on.
+"""Runs a task's items through an arm, in batches, and stores every answer, so a run can resume.
 
-The file of answers has one JSON object a line. An answer is taken up again only if the code, the
-model, the arm and the item are the same, so a changed prompt or another commit asks anew."""
+The file of answers has one JSON object per line. An answer is reused only for the same code, model,
+arm and item, so a changed prompt or commit computes it again."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from looseleaf.errors import InvalidOption
-from looseleaf_lab.evals.crew import Crew, Lot
+from looseleaf_lab.evals.crew import Job, WorkerPool
 from looseleaf_lab.evals.task import Answer, Arm, Item, Task
 
 
 @dataclass(frozen=True)
 class Source:
-    """What answers come from: ``code`` is the commit, ``model`` a name, ``weights`` tell two
-    checkpoints of one name apart."""
+    """The origin of answers: ``code`` is the commit, ``model`` a name, and ``weights`` separates
+    checkpoints of the same name."""
 
     code: str
     model: str
@@ -24,7 +24,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredItem:
     """An item with its answer and metrics."""
 
     item: Item
@@ -32,16 +32,15 @@ class Scored:
     metrics: Mapping[str, float]
 
 
-_BEGINS = '{"of": ['
-"""How the line of an answer begins."""
+_LINE_START = '{"of": ['
+"""The first characters of an answer's line."""
 
 
 class AnswerFile:
-    """Answers given so far, in a file that only grows. Raises InvalidOption if it is not one, or
-    can't be written to; what is no file of answers is left as it is.
+    """Answers in an append-only file; without a path, in memory.
 
-    A last line that was cut off by an interrupt is dropped. Without a path they are kept for this
-    run only."""
+    Drops a last line that an interrupt cut off. Raises InvalidOption for a file of other content,
+    which it leaves unchanged, or one that can't be written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -52,16 +51,18 @@ class AnswerFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+", newline="", encoding="utf-8") as file:
                 file.seek(0)
-                whole = file.read()
-                *lines, cut = whole.split("\n")
+                content = file.read()
+                *lines, partial_line = content.split("\n")
                 self._read(lines)
-                if not (cut.startswith(_BEGINS) or _BEGINS.startswith(cut)):
-                    raise _no_answer(len(lines) + 1, path)
-                if cut:
-                    file.truncate(len(whole[: whole.rfind("\n") + 1].encode()))
+                if not (
+                    partial_line.startswith(_LINE_START) or _LINE_START.startswith(partial_line)
+                ):
+                    raise _bad_line(len(lines) + 1, path)
+                if partial_line:
+                    file.truncate(len(content[: content.rfind("\n") + 1].encode()))
         except OSError as error:
             raise InvalidOption(
-                f"answers can't be kept in {path} ({error.strerror}): choose another file with "
+                f"answers can't be stored in {path} ({error.strerror}): choose another file with "
                 "--answers"
             ) from error
         except UnicodeDecodeError as error:
@@ -76,17 +77,17 @@ class AnswerFile:
                 name = tuple(str(part) for part in entry["of"])
                 self._known[name] = Answer(entry["text"], entry["report"])
             except (ValueError, KeyError, TypeError) as error:
-                raise _no_answer(number, self.path) from error
+                raise _bad_line(number, self.path) from error
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, name: tuple[str, ...]) -> Answer | None:
-        """The answer kept under this name, if there is one."""
+        """The stored answer of this name, or None."""
         return self._known.get(name)
 
     def keep(self, names: Sequence[tuple[str, ...]], answers: Sequence[Answer]) -> None:
-        """Append answers."""
+        """Append answers to the file."""
         self._known.update(zip(names, answers, strict=True))
         if self.path is None:
             return
@@ -96,7 +97,7 @@ class AnswerFile:
                 file.write(json.dumps({"of": name, **asdict(answer)}, ensure_ascii=False) + "\n")
 
 
-def _no_answer(number: int, path: Path | None) -> InvalidOption:
+def _bad_line(number: int, path: Path | None) -> InvalidOption:
     return InvalidOption(
         f"line {number} of {path} is no answer: choose another file with --answers"
     )
@@ -104,7 +105,7 @@ def _no_answer(number: int, path: Path | None) -> InvalidOption:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs tasks against one source of answers, ``batch`` items at a time."""
+    """Runs tasks on one source of answers, ``batch`` items at a time."""
 
     source: Source
     answers: AnswerFile | None = None
@@ -112,60 +113,60 @@ class Runner:
 
     def run(
         self, task: Task, arm: Arm, seeds: range, on_answer: Callable[[int], None] | None = None
-    ) -> list[Scored]:
-        """Every item of ``seeds`` answered by ``arm`` and scored; ``on_answer`` hears how many
-        are done. Items that were answered before are not asked again."""
+    ) -> list[ScoredItem]:
+        """Every item of ``seeds``, answered by ``arm`` and scored; stored answers are reused.
+
+        ``on_answer`` gets the number of answers so far."""
         items = self._items(task, seeds)
-        done = {}
+        answers = {}
         for number, item in enumerate(items):
-            known = self.answers.find(self._name(task, arm, item)) if self.answers else None
-            if known is not None:
-                done[number] = known
-        left = [number for number in range(len(items)) if number not in done]
+            stored = self.answers.find(self._name(task, arm, item)) if self.answers else None
+            if stored is not None:
+                answers[number] = stored
+        missing = [number for number in range(len(items)) if number not in answers]
         if on_answer is not None:
-            on_answer(len(done))
-        for start in range(0, len(left), self.batch):
-            numbers = left[start : start + self.batch]
-            given = arm.answer([items[number] for number in numbers])
-            done.update(zip(numbers, given, strict=True))
+            on_answer(len(answers))
+        for start in range(0, len(missing), self.batch):
+            numbers = missing[start : start + self.batch]
+            new_answers = arm.answer([items[number] for number in numbers])
+            answers.update(zip(numbers, new_answers, strict=True))
             if self.answers is not None:
                 names = [self._name(task, arm, items[number]) for number in numbers]
-                self.answers.keep(names, given)
+                self.answers.keep(names, new_answers)
             if on_answer is not None:
-                on_answer(len(done))
+                on_answer(len(answers))
         return [
-            Scored(item, done[number], task.score(item, done[number].text))
+            ScoredItem(item, answers[number], task.score(item, answers[number].text))
             for number, item in enumerate(items)
         ]
 
     def run_ahead(
         self,
-        asked: tuple[Task, Sequence[Arm]],
+        task: Task,
+        arms: Sequence[Arm],
         seeds: range,
-        crew: Crew,
+        pool: WorkerPool,
         on_answer: Callable[[int], None] | None = None,
     ) -> None:
-        """Have several processes answer every item under every arm, so that `run` finds them all.
+        """Answer every item under every arm in the pool's processes, and store the answers.
 
-        Needs ``answers``. ``on_answer`` hears how many answers are there, of as many as items
-        times arms."""
-        task, arms = asked
-        assert self.answers is not None, "answers that are not kept would be lost"
+        A following `run` reuses them, so ``answers`` is required. ``on_answer`` gets the number of
+        answers so far, out of items times arms."""
+        assert self.answers is not None, "run_ahead needs a store of answers"
         items = self._items(task, seeds)
-        lots, done = [], 0
+        jobs, count, find = [], 0, self.answers.find
         for start in range(0, len(items), self.batch):
             batch = items[start : start + self.batch]
             for number, arm in enumerate(arms):
-                known = self.answers.find
-                left = tuple(i for i in batch if known(self._name(task, arm, i)) is None)
-                done += len(batch) - len(left)
-                if left:
-                    lots.append(Lot(start, number, left))
-        for lot, answers in crew.answer(lots):
-            self.answers.keep([self._name(task, arms[lot.arm], i) for i in lot.items], answers)
-            done += len(lot.items)
+                missing = tuple(i for i in batch if find(self._name(task, arm, i)) is None)
+                count += len(batch) - len(missing)
+                if missing:
+                    jobs.append(Job(start, number, missing))
+        for job, answers in pool.answer(jobs):
+            self.answers.keep([self._name(task, arms[job.arm], i) for i in job.items], answers)
+            count += len(job.items)
             if on_answer is not None:
-                on_answer(done)
+                on_answer(count)
 
     def _items(self, task: Task, seeds: range) -> Sequence[Item]:
         try:

@@ -1,8 +1,8 @@
-"""What an evaluation is made of: items, tasks that make and score them, arms that answer them.
+"""The parts of an evaluation: items, tasks that create and score them, arms that answer them.
 
-A new task is one class with `Task`'s members, entered in `catalog.TASKS`; a new way of answering
-(a policy, MapReduce, another server) is one class with `Arm`'s members, entered in `catalog.ARMS`.
-Everything else, resuming, intervals, rows, tables and plots, comes with `run` and `figures`."""
+A new task is a class with `Task`'s members, entered in `catalog.TASKS`. A new way of answering (a
+policy, MapReduce, another server) is a class with `Arm`'s members, entered in `catalog.ARMS`. `run`
+and `figures` add resuming, intervals, rows, tables and plots."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,11 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that is asked and scored: a prompt of documents and a question, and what is right.
+    """A prompt of documents and a question, with its right answers.
 
-    ``key`` names it within its task, e.g. the seed it was made from. What several ``answers`` mean
-    (all of them, any of them) is the task's affair. ``before`` is text in front of the documents.
-    ``turns`` are further questions that stand in the output itself, one after each answer.
-    """
+    ``key`` identifies the item within its task, e.g. by its seed. The task defines whether all or
+    any of ``answers`` are right. ``before`` is text before the documents. ``turns`` are further
+    questions, which the output contains after each answer."""
 
     key: str
     documents: tuple[str, ...]
@@ -28,7 +27,7 @@ class Item:
     turns: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
-        """The same for the same prompt and length, and for nothing else."""
+        """A digest of the prompt and the maximal length, and of nothing else."""
         digest = hashlib.blake2b(digest_size=12)
         length = str(self.max_tokens)
         for text in (self.before, *self.documents, self.question, *self.turns, length):
@@ -39,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an arm said to an item, and figures about how (a share recomputed, pages read, ...)."""
+    """An arm's answer to an item, with figures (recomputed share, pages read, ...)."""
 
     text: str
     report: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What the task is called on the command line and in rows."""
+        """The task's name on the command line and in rows."""
         ...
 
     @property
@@ -64,19 +63,19 @@ class Task(Protocol):
         ...
 
     def score(self, item: Item, text: str) -> Mapping[str, float]:
-        """Metrics of one answer, from 0 to 1, by name; the first is the one to look at."""
+        """Metrics of one answer, from 0 to 1, by name; the first is the main one."""
         ...
 
 
 @runtime_checkable
 class Arm(Protocol):
-    """A way of answering: a model with its policies."""
+    """A way to answer items: a model with its policies."""
 
     @property
     def name(self) -> str:
-        """What it is called in rows, with its settings: ``"links, ratio 0.15"``."""
+        """The arm's name in rows, with its settings: ``"links, ratio 0.15"``."""
         ...
 
     def answer(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """One answer for each item, in order."""
+        """One answer per item, in order."""
         ...

@@ -1,4 +1,4 @@
-"""The generated world's tasks as `Task`s: one held-out world an item."""
+"""The generated world's tasks as `Task`s; each item has a held-out world."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from looseleaf_lab.evals.world import (
     numbered_lines,
 )
 
-# tokens of an output for each line asked for: the longest answers take 26 of the reference model
+# output tokens per line: the longest answers have 26 tokens of the reference model
 _TOKENS_PER_LINE = 32
 
 
 class _WholeAnswers:
-    """What tasks of one question share: how its answer is scored."""
+    """Scoring of tasks with one question per item."""
 
     def score(self, item: Item, text: str) -> dict[str, float]:
-        """The whole answer, word for word, but for the spacing."""
+        """Exact match of the whole answer, except for white space."""
         return {"exact": float(is_correct(item.answers[0], text))}
 
 
@@ -60,8 +60,10 @@ class WorldTask(_WholeAnswers):
 
 @dataclass(frozen=True)
 class LookupsTask(_WholeAnswers):
-    """*lookup* of several facts of the same world, one at a time: ``per_world`` seeds in a row
-    share its documents, so that a long context is read, or hosted, once for all of them."""
+    """*lookup* of several facts in one world, one question per item.
+
+    ``per_world`` adjacent seeds share its documents, so that a long context is computed or hosted
+    once."""
 
     documents: int = 6
     per_world: int = 8
@@ -73,16 +75,16 @@ class LookupsTask(_WholeAnswers):
 
     def items(self, seeds: range) -> Sequence[Item]:
         items = []
-        for number, own in groupby(seeds, lambda seed: seed // self.per_world):
-            made = make_lookups(number, self.per_world, self.documents)
-            items += [_item(made[seed % self.per_world], seed) for seed in own]
+        for number, seeds_of_world in groupby(seeds, lambda seed: seed // self.per_world):
+            examples = make_lookups(number, self.per_world, self.documents)
+            items += [_item(examples[seed % self.per_world], seed) for seed in seeds_of_world]
         return items
 
 
 @dataclass(frozen=True)
 class NeedleTask(_WholeAnswers):
-    """One fact in a context of about ``tokens`` by ``count``, at every depth in turn; or several
-    ``needles`` in each context, one asked for at a time."""
+    """One fact in a context of about ``tokens`` (by ``count``), at a depth that the seed gives; or
+    several ``needles`` per context, one question per item."""
 
     tokens: int
     count: CountTokens = count_words
@@ -91,24 +93,24 @@ class NeedleTask(_WholeAnswers):
 
     @property
     def setting(self) -> str:
-        several = f", {self.needles} needles" if self.needles > 1 else ""
-        return f"{self.tokens} tokens{several}"
+        suffix = f", {self.needles} needles" if self.needles > 1 else ""
+        return f"{self.tokens} tokens{suffix}"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One needle a seed; its depth is the seed's last digit in base 11. Of several needles so
-        many seeds in a row share a context."""
+        """One needle per seed; the seed modulo 11 is its depth in tenths. With several needles,
+        ``needles`` adjacent seeds share a context."""
         if self.needles == 1:
             return [_item(make_needle(seed, self.tokens, count=self.count), seed) for seed in seeds]
         items = []
-        for context, own in groupby(seeds, lambda seed: seed // self.needles):
-            made = make_needles(context, self.tokens, self.needles, self.count)
-            items += [_item(made[seed % self.needles], seed) for seed in own]
+        for context, seeds_of_context in groupby(seeds, lambda seed: seed // self.needles):
+            examples = make_needles(context, self.tokens, self.needles, self.count)
+            items += [_item(examples[seed % self.needles], seed) for seed in seeds_of_context]
         return items
 
 
 @dataclass(frozen=True)
 class RollCallTask:
-    """``lines`` questions about one world, all answered in one output."""
+    """``lines`` questions about one world, with one output for all answers."""
 
     lines: int = 40
     documents: int = 50
@@ -119,24 +121,23 @@ class RollCallTask:
         return f"{self.lines} lines, {self.documents} documents"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        made = [make_roll_call(seed, self.lines, self.documents) for seed in seeds]
+        roll_calls = [make_roll_call(seed, self.lines, self.documents) for seed in seeds]
         length = self.lines * _TOKENS_PER_LINE
         return [
-            Item(str(seed), one.documents, one.question, one.lines, length)
-            for seed, one in zip(seeds, made, strict=True)
+            Item(str(seed), roll_call.documents, roll_call.question, roll_call.lines, length)
+            for seed, roll_call in zip(seeds, roll_calls, strict=True)
         ]
 
     def score(self, item: Item, text: str) -> dict[str, float]:
-        """The share of lines that are right; of lines that are there at all; and of the first and
-        the last third that are right."""
-        right = lines_right(item.answers, text)
-        given = set(numbered_lines(text)) & set(range(1, len(right) + 1))
-        third = max(1, len(right) // 3)
+        """Shares of lines: right, present, and right within the first and the last third."""
+        is_right = lines_right(item.answers, text)
+        numbers = set(numbered_lines(text)) & set(range(1, len(is_right) + 1))
+        third = max(1, len(is_right) // 3)
         return {
-            "lines": sum(right) / len(right),
-            "lines_given": len(given) / len(right),
-            "lines_first_third": sum(right[:third]) / third,
-            "lines_last_third": sum(right[-third:]) / third,
+            "lines": sum(is_right) / len(is_right),
+            "lines_given": len(numbers) / len(is_right),
+            "lines_first_third": sum(is_right[:third]) / third,
+            "lines_last_third": sum(is_right[-third:]) / third,
         }
 
 

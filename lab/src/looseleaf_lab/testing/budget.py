@@ -1,6 +1,5 @@
-"""How far a kernel may be off: twice the error of a plain low-precision implementation.
-
-One rounding is added. The budget comes from the data of the test, never from trial.
+"""Error budgets of kernels: twice the error of a plain low-precision implementation, plus one
+rounding step. The budget comes from the test's data.
 """
 
 import torch
@@ -10,11 +9,11 @@ from looseleaf.types import AttnState
 
 
 def assert_within_budget(actual: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
-    """``actual`` errs against the fp64 ``truth`` no more than ``plain`` in ``dtype`` suggests.
+    """Assert that the error of ``actual`` against the fp64 ``truth`` is within the budget.
 
-    ``plain`` may have a leading dimension of samples.
+    ``plain``, computed in ``dtype``, may have a leading dimension of samples.
     """
-    assert not actual.isnan().any(), "NaN: something was not written, or read that must not be"
+    assert not actual.isnan().any(), "NaN: an unwritten value, or a read of forbidden memory"
     error, budget = error_and_budget(actual, truth, plain, dtype)
     assert error <= budget, f"error {error:.3g} is over the budget of {budget:.3g}"
 
@@ -22,7 +21,7 @@ def assert_within_budget(actual: Tensor, truth: Tensor, plain: Tensor, dtype: to
 def error_and_budget(
     actual: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype
 ) -> tuple[float, float]:
-    """The largest error of ``actual``, and how large it may be."""
+    """The largest error of ``actual``, and the allowed one."""
     band = torch.finfo(dtype).eps * _largest(truth)
     return _largest(actual.double() - truth), 2 * _largest(plain.double() - truth) + band
 
@@ -30,14 +29,18 @@ def error_and_budget(
 def assert_state_within_budget(
     actual: AttnState, truth: AttnState, plain: AttnState, dtype: torch.dtype
 ) -> None:
-    """The same for a state: empty where the truth is, there exactly ``(0, -inf)``."""
+    """The same for a state; empty states must be exactly ``(0, -inf)``."""
     empty = truth.lse == -torch.inf
-    assert torch.equal(actual.lse == -torch.inf, empty), "not empty exactly where it should be"
+    assert torch.equal(actual.lse == -torch.inf, empty), "empty states differ from the truth's"
     assert not actual.out[empty].any(), "an empty state has an output"
     assert actual.lse.dtype == torch.float32
-    there = ~empty
-    assert_within_budget(actual.lse[there], truth.lse[there], plain.lse[..., there], torch.float32)
-    assert_within_budget(actual.out[there], truth.out[there], plain.out[..., there, :], dtype)
+    nonempty = ~empty
+    assert_within_budget(
+        actual.lse[nonempty], truth.lse[nonempty], plain.lse[..., nonempty], torch.float32
+    )
+    assert_within_budget(
+        actual.out[nonempty], truth.out[nonempty], plain.out[..., nonempty, :], dtype
+    )
 
 
 def _largest(x: Tensor) -> float:

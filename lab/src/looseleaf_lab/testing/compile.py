@@ -1,7 +1,7 @@
-"""Compile kernels for a GPU that is not there: what a launcher would launch, down to the binary.
+"""Compiles kernels for an absent GPU: the launcher's specializations, down to the binary.
 
-Only for a process in which triton is not interpreted: TRITON_INTERPRET must not be set when triton
-is imported. Nothing runs; the tensors of the launch may be small ones on the CPU.
+TRITON_INTERPRET must be unset when triton is imported. Nothing runs, so the tensors of a launch may
+be small ones on the CPU.
 """
 
 import re
@@ -35,8 +35,8 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compiled kernel: its name, size in bytes and shared memory, and which of the hardware's
-    barriers its code calls by number."""
+    """A compiled kernel: name, bytes of binary and shared memory, and the numbers of the hardware
+    barriers in its code."""
 
     name: str
     binary_bytes: int
@@ -46,7 +46,7 @@ class Compiled:
 
 @contextmanager
 def compiling(*kernels: Any) -> Iterator[list[Compiled]]:
-    """Inside, a launch of one of ``kernels`` compiles it for an H100 instead, and is listed."""
+    """Inside, a launch of one of ``kernels`` compiles it for an H100, and appends to the list."""
     compiled: list[Compiled] = []
 
     def compiler_of(kernel: Any) -> Callable[..., None]:
@@ -73,7 +73,7 @@ def _compile(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Comp
     for parameter in kernel.params:
         value = values[parameter.name]
         kind = _kind(value)
-        # as the launcher of triton specialises: None and 1 are constants, 16 divides or does not
+        # the launcher of triton specializes None and 1 as constants, and multiples of 16
         if parameter.is_constexpr or value is None or (kind[0] == "i" and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
             continue
@@ -81,12 +81,12 @@ def _compile(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Comp
         if kind[0] == "*" or (kind[0] == "i" and value % 16 == 0):
             hints[(parameter.num,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
-    built = triton.compile(source, target=H100, options=options)
-    return Compiled(built.metadata.name, len(built.asm["cubin"]), built.metadata.shared)
+    binary = triton.compile(source, target=H100, options=options)
+    return Compiled(binary.metadata.name, len(binary.asm["cubin"]), binary.metadata.shared)
 
 
 def _compile_gluon(kernel: Any, values: dict[str, Any], options: dict[str, Any]) -> Compiled:
-    """The same for kernels that lay out their tiles themselves, and take descriptors and tuples."""
+    """The same for Gluon kernels, with explicit layouts, descriptors and tuples."""
     signature, constants = {}, {}
     for parameter in kernel.params:
         value = values[parameter.name]
@@ -95,11 +95,11 @@ def _compile_gluon(kernel: Any, values: dict[str, Any], options: dict[str, Any])
         if kind == "constexpr":
             constants[parameter.name] = value
     source = GluonASTSource(kernel, signature, constexprs=constants)
-    given = {name: value for name, value in options.items() if value is not None}
-    built = triton.compile(source, target=H100, options=given)
-    called = {int(number) for number in _BARRIER.findall(built.asm["ptx"])}
-    size = len(built.asm["cubin"])
-    return Compiled(built.metadata.name, size, built.metadata.shared, tuple(sorted(called)))
+    options_set = {name: value for name, value in options.items() if value is not None}
+    binary = triton.compile(source, target=H100, options=options_set)
+    barriers = {int(number) for number in _BARRIER.findall(binary.asm["ptx"])}
+    size = len(binary.asm["cubin"])
+    return Compiled(binary.metadata.name, size, binary.metadata.shared, tuple(sorted(barriers)))
 
 
 def _kind(value: Any) -> str:

@@ -1,8 +1,8 @@
 /* An allocator of device memory with fences, for PyTorch (see fences.py).
 
-   Every allocation has a mapping of its own, at whose end it lies, with addresses behind it that
-   are never mapped. What is freed is unmapped as soon as its stream has come so far, and its
-   addresses are not used again. What is allocated while a graph is captured stays. */
+   Every allocation is at the end of its own mapping; the addresses after it are never mapped.
+   A freed block is unmapped when its stream has finished with it, and its addresses are never
+   reused. Blocks that were allocated during a graph capture stay. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -11,16 +11,16 @@
 #include <stdlib.h>
 
 typedef unsigned long long address;
-typedef struct { int type, id; } place;
+typedef struct { int type, id; } location_t;
 typedef struct {
     int type, handle_types;
-    place location;
+    location_t location;
     void *windows;
     unsigned char flags[8];
 } properties;
-typedef struct { place location; int flags; } access;
+typedef struct { location_t location; int flags; } access;
 
-/* of the driver's interface: what is called, under its own names */
+/* the driver functions in use, by their own names */
 #define CALLS(X)                                                                                   \
     X(cuCtxGetCurrent, (void **))                                                                  \
     X(cuCtxSetCurrent, (void *))                                                                   \
@@ -52,12 +52,12 @@ typedef struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks[BUCKETS], *freed;
 static int num_freed;
-/* what was done: allocations, blocks unmapped, blocks that stay since graphs read them */
+/* numbers of allocations, of unmapped blocks, and of blocks that stay because graphs read them */
 long long looseleaf_fenced[3];
 
-static void check(int error, const char *what) {
+static void check(int error, const char *action) {
     if (error) {
-        fprintf(stderr, "fences: %s failed with error %d\n", what, error);
+        fprintf(stderr, "fences: %s failed with error %d\n", action, error);
         fflush(stderr);
         abort();
     }
@@ -76,22 +76,22 @@ static int is_capturing(void *stream) {
     return cuStreamIsCapturing(stream, &status) != 0 || status != 0;
 }
 
-/* with the lock held: unmap what was freed, if every stream says that it has come so far */
+/* unmaps freed blocks if all their streams have finished; the caller holds the lock */
 static void unmap_freed(void) {
-    for (block *one = freed; one; one = one->next)
-        if (is_capturing(one->stream)) return;
-    void *before = (void *)-1;
-    for (block *one = freed; one; one = one->next) {
-        if (one->stream != before && cuStreamSynchronize(one->stream)) return;
-        before = one->stream;
+    for (block *entry = freed; entry; entry = entry->next)
+        if (is_capturing(entry->stream)) return;
+    void *previous = (void *)-1;
+    for (block *entry = freed; entry; entry = entry->next) {
+        if (entry->stream != previous && cuStreamSynchronize(entry->stream)) return;
+        previous = entry->stream;
     }
     while (freed) {
-        block *one = freed;
-        freed = one->next;
-        check(cuMemUnmap(one->mapped, one->size), "to unmap");
-        check(cuMemRelease(one->handle), "to release");
+        block *entry = freed;
+        freed = entry->next;
+        check(cuMemUnmap(entry->mapped, entry->size), "to unmap");
+        check(cuMemRelease(entry->handle), "to release");
         looseleaf_fenced[1]++;
-        free(one);
+        free(entry);
     }
     num_freed = 0;
 }
@@ -106,29 +106,29 @@ void *looseleaf_alloc(ptrdiff_t size, int device, void *stream) {
         check(cuDevicePrimaryCtxRetain(&context, device), "to take the context");
         check(cuCtxSetCurrent(context), "to set the context");
     }
-    block *made = calloc(1, sizeof(block));
+    block *new_block = calloc(1, sizeof(block));
     size_t exact = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    made->size = (exact + PAGE - 1) / PAGE * PAGE;
-    made->stream = stream;
-    made->kept = is_capturing(stream);
+    new_block->size = (exact + PAGE - 1) / PAGE * PAGE;
+    new_block->stream = stream;
+    new_block->kept = is_capturing(stream);
     properties kind = {.type = 1, .location = {1, device}};
-    access both = {{1, device}, 3};
+    access read_write = {{1, device}, 3};
     address reserved;
-    check(cuMemAddressReserve(&reserved, made->size + 2 * PAGE, PAGE, 0, 0), "to reserve");
-    made->mapped = reserved + PAGE;
-    check(cuMemCreate(&made->handle, made->size, &kind, 0), "to take memory");
-    check(cuMemMap(made->mapped, made->size, 0, made->handle, 0), "to map");
-    check(cuMemSetAccess(made->mapped, made->size, &both, 1), "to allow access");
-    made->begin = made->mapped + made->size - exact;
-    /* numbers that are no page, no row and no weight */
-    check(cuMemsetD8Async(made->mapped, 0x7f, made->size, stream), "to fill");
-    block **bucket = &blocks[made->begin / PAGE % BUCKETS];
-    made->next = *bucket;
-    *bucket = made;
+    check(cuMemAddressReserve(&reserved, new_block->size + 2 * PAGE, PAGE, 0, 0), "to reserve");
+    new_block->mapped = reserved + PAGE;
+    check(cuMemCreate(&new_block->handle, new_block->size, &kind, 0), "to take memory");
+    check(cuMemMap(new_block->mapped, new_block->size, 0, new_block->handle, 0), "to map");
+    check(cuMemSetAccess(new_block->mapped, new_block->size, &read_write, 1), "to allow access");
+    new_block->begin = new_block->mapped + new_block->size - exact;
+    /* values that are invalid as page, row and weight */
+    check(cuMemsetD8Async(new_block->mapped, 0x7f, new_block->size, stream), "to fill");
+    block **bucket = &blocks[new_block->begin / PAGE % BUCKETS];
+    new_block->next = *bucket;
+    *bucket = new_block;
     looseleaf_fenced[0]++;
-    looseleaf_fenced[2] += made->kept;
+    looseleaf_fenced[2] += new_block->kept;
     pthread_mutex_unlock(&lock);
-    return (void *)made->begin;
+    return (void *)new_block->begin;
 }
 
 void looseleaf_free(void *pointer, ptrdiff_t size, int device, void *stream) {
@@ -137,11 +137,11 @@ void looseleaf_free(void *pointer, ptrdiff_t size, int device, void *stream) {
     pthread_mutex_lock(&lock);
     block **at = &blocks[begin / PAGE % BUCKETS];
     while (*at && (*at)->begin != begin) at = &(*at)->next;
-    block *one = *at;
-    if (one && !one->kept) {
-        *at = one->next;
-        one->next = freed;
-        freed = one;
+    block *entry = *at;
+    if (entry && !entry->kept) {
+        *at = entry->next;
+        entry->next = freed;
+        freed = entry;
         if (++num_freed >= MOST_FREED) unmap_freed();
     }
     pthread_mutex_unlock(&lock);

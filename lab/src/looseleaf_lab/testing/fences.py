@@ -1,9 +1,9 @@
-"""Device memory with fences: what reads past the end of a tensor, or a tensor that was freed, is an
-illegal access, and what reads numbers that nobody wrote finds none that make sense.
+"""Device memory with fences: a read past a tensor's end or of a freed tensor is an illegal access,
+and unwritten memory has invalid values.
 
-PyTorch's own allocator hands out pieces of large blocks, so a kernel that goes too far finds the
-next tensor, and mostly nobody notices. Here each tensor lies at the end of a mapping of its own,
-filled with 0x7f; freed, it is unmapped. Takes 2 MiB a tensor, and some 0.3 ms."""
+PyTorch's own allocator returns pieces of large blocks, so an overrun reads the next tensor, mostly
+unnoticed. Here each tensor is at the end of its own mapping, filled with 0x7f, and is unmapped when
+freed. A tensor costs 2 MiB and about 0.3 ms."""
 
 import ctypes
 from importlib import resources
@@ -16,7 +16,7 @@ from looseleaf.ops.native.native_build import load_library
 
 
 class Fenced(NamedTuple):
-    """Tensors allocated so far, those unmapped again, and those that stay for graphs."""
+    """Numbers of tensors: allocated, unmapped, and kept for graphs."""
 
     allocated: int
     unmapped: int
@@ -24,13 +24,13 @@ class Fenced(NamedTuple):
 
 
 class Fences:
-    """From now on all device memory of this process has fences; there is no way back.
+    """Gives all further device memory of this process fences, permanently.
 
-    Raises InvalidOption where PyTorch has taken memory already, or sees no GPU."""
+    Raises InvalidOption without a GPU, or if PyTorch has already allocated device memory."""
 
     def __init__(self) -> None:
         if not torch.cuda.is_available() or torch.cuda.is_initialized():
-            raise InvalidOption("fences are for a GPU that this process has not used yet")
+            raise InvalidOption("fences need a GPU that this process has not used yet")
         source = (
             resources.files("looseleaf_lab.testing")
             .joinpath("fences.c")
@@ -43,6 +43,6 @@ class Fences:
 
     @property
     def counts(self) -> Fenced:
-        """What was done so far."""
+        """The numbers so far."""
         numbers = (ctypes.c_longlong * 3).in_dll(self._library, "looseleaf_fenced")
         return Fenced(*numbers)

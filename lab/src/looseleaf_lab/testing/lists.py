@@ -1,4 +1,4 @@
-"""Work lists and span lists of a scene, in every shape that must give the same answer."""
+"""Work lists and span lists of a scene, in all forms that must give the same answer."""
 
 import random
 from dataclasses import replace
@@ -14,7 +14,7 @@ from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
 from looseleaf_lab.testing.scene import Placement, Reading, Scene, Segment
 
 GARBAGE = -(2**30)
-"""What stands in capacity that is not used: reading through it goes wrong at once."""
+"""The value of unused capacity: a read of it fails."""
 
 
 def work_list(
@@ -25,7 +25,7 @@ def work_list(
     slack: int = 3,
     seed: int = 0,
 ) -> WorkList:
-    """The readings of a decode scene as items: a segment's readers in one item or one item each."""
+    """The readings of a decode scene as items, with one or all readers of a segment per item."""
     items = _items(scene, grouped, pages_per_item)
     random.Random(seed).shuffle(items)
     states_of_row = [0] * len(scene.row_positions)
@@ -48,22 +48,22 @@ def work_list(
 
     runs = [[segment.pages[n] for n in ordinals] for segment, _, ordinals, _ in items]
     starts = [[n * scene.shape.page_size for n in ordinals] for _, _, ordinals, _ in items]
-    device, more = scene.shape.device, slack
+    device = scene.shape.device
     return WorkList(
         num_items=_int32([len(items)], 0, device),
-        item_page_indptr=_int32([0, *accumulate(map(len, runs))], more, device),
-        item_entry_indptr=_int32([0, *accumulate(len(i[3]) for i in items)], more, device),
-        item_kv_head=_int32([head for _, head, _, _ in items], more, device),
-        item_explicit=_int32([int(segment.explicit) for segment, _, _, _ in items], more, device),
-        page_indices=_int32([*chain(*runs)], more, device),
-        page_positions=_int32([*chain(*starts)], more, device),
-        entry_row=_int32(columns[0], more, device),
-        entry_offset=_int32(columns[1], more, device),
-        entry_bound=_int32(columns[2], more, device),
-        entry_mask=_int32(columns[3], more, device),
-        entry_state=_int32(columns[4], more, device),
+        item_page_indptr=_int32([0, *accumulate(map(len, runs))], slack, device),
+        item_entry_indptr=_int32([0, *accumulate(len(i[3]) for i in items)], slack, device),
+        item_kv_head=_int32([head for _, head, _, _ in items], slack, device),
+        item_explicit=_int32([int(segment.explicit) for segment, _, _, _ in items], slack, device),
+        page_indices=_int32([*chain(*runs)], slack, device),
+        page_positions=_int32([*chain(*starts)], slack, device),
+        entry_row=_int32(columns[0], slack, device),
+        entry_offset=_int32(columns[1], slack, device),
+        entry_bound=_int32(columns[2], slack, device),
+        entry_mask=_int32(columns[3], slack, device),
+        entry_state=_int32(columns[4], slack, device),
         mask_words=_int32(masks.words, 0, device),
-        row_positions=_int32(scene.row_positions, more, device),
+        row_positions=_int32(scene.row_positions, slack, device),
         row_state_indptr=_int32(indptr, 0, device),
     )
 
@@ -84,30 +84,30 @@ def span_list(
     ]
     spans = [*chain(*spans_of)]
     masks = _Masks()
-    device, more = scene.shape.device, slack
+    device = scene.shape.device
     return SpanList(
         num_tiles=_int32([len(tiles)], 0, device),
-        tile_row_indptr=_int32([0, *accumulate(size for size, _ in tiles)], more, device),
-        tile_request=_int32([request for _, request in tiles], more, device),
-        request_span_indptr=_int32([0, *accumulate(map(len, spans_of))], more, device),
+        tile_row_indptr=_int32([0, *accumulate(size for size, _ in tiles)], slack, device),
+        tile_request=_int32([request for _, request in tiles], slack, device),
+        request_span_indptr=_int32([0, *accumulate(map(len, spans_of))], slack, device),
         span_page_indptr=_int32(
-            [0, *accumulate(len(s.segment.pages) for s in spans)], more, device
+            [0, *accumulate(len(s.segment.pages) for s in spans)], slack, device
         ),
-        span_offset=_int32([s.offset for s in spans], more, device),
-        span_length=_int32([s.segment.length for s in spans], more, device),
-        span_explicit=_int32([int(s.segment.explicit) for s in spans], more, device),
-        span_mask=_int32([masks.first_word(s) for s in spans], more, device),
-        page_indices=_int32([*chain(*(s.segment.pages for s in spans))], more, device),
+        span_offset=_int32([s.offset for s in spans], slack, device),
+        span_length=_int32([s.segment.length for s in spans], slack, device),
+        span_explicit=_int32([int(s.segment.explicit) for s in spans], slack, device),
+        span_mask=_int32([masks.first_word(s) for s in spans], slack, device),
+        page_indices=_int32([*chain(*(s.segment.pages for s in spans))], slack, device),
         mask_words=_int32(masks.words, 0, device),
-        row_positions=_int32(scene.row_positions, more, device),
+        row_positions=_int32(scene.row_positions, slack, device),
     )
 
 
 def in_units(
     spans: SpanList, num_kv_heads: int, costs: UnitCosts | None, groups: int = 2
 ) -> SpanList:
-    """``spans``, made without slack, with the units of its tiles, cut if ``costs`` say so, for
-    programs of so many ``groups``."""
+    """``spans`` (without slack) with the units of its tiles for ``groups`` per program, split by
+    ``costs`` if given."""
     arrays = {
         name: value.cpu().numpy()
         for name, value in vars(spans).items()
@@ -115,10 +115,10 @@ def in_units(
     }
     units, num_states = span_units(arrays, num_kv_heads, costs)
     device = spans.num_tiles.device
-    told = {name: torch.from_numpy(array).to(device) for name, array in units.items()}
+    unit_tensors = {name: torch.from_numpy(array).to(device) for name, array in units.items()}
     return replace(
         spans,
-        **told,
+        **unit_tensors,
         parts=spans.parts,
         complete=spans.complete,
         num_states=num_states,
@@ -133,21 +133,23 @@ def _items(
     for reading in scene.readings:
         readers.setdefault(id(reading.placement.segment), []).append(reading)
     items = []
-    for together in readers.values():
-        segment = together[0].placement.segment
+    for segment_readings in readers.values():
+        segment = segment_readings[0].placement.segment
         heads = [(-1, list(range(len(segment.pages))))]
         if segment.selected is not None:
             heads = list(enumerate(segment.selected))
         for head, ordinals in heads:
             step = pages_per_item or max(1, len(ordinals))
             for i in range(0, len(ordinals), step):
-                for who in [together] if grouped else [[reading] for reading in together]:
-                    items.append((segment, head, ordinals[i : i + step], who))
+                for item_readings in (
+                    [segment_readings] if grouped else [[reading] for reading in segment_readings]
+                ):
+                    items.append((segment, head, ordinals[i : i + step], item_readings))
     return items
 
 
 class _Masks:
-    """Bitmaps over frame positions, one after another; a placement that hides nothing has none."""
+    """Bitmaps over frame positions, one per placement with hidden positions."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
@@ -170,7 +172,7 @@ def _int32(values: list[int], slack: int, device: str) -> Tensor:
 
 
 def planned(work: WorkList, tile: Tile) -> WorkList:
-    """All items of ``work`` by one tile, as a planner would have them launched."""
+    """All items of ``work`` in one tile, in the form of a planner's launch."""
     arrays = {
         name: value.cpu().numpy()
         for name, value in vars(work).items()

@@ -1,5 +1,5 @@
-"""The sweep over which a kernel's error is held against its budget: heads, head dims, and items
-read by any number of rows, ragged, some of them blind."""
+"""The sweep that compares a kernel's error with its budget: heads, head dims, and items with any
+number of rows, ragged, some of them empty."""
 
 import random
 
@@ -13,23 +13,23 @@ HEAD_DIMS = (64, 128, 256)
 def ragged_scene(seed: int, shape: Shape, num_rows: int) -> Scene:
     """``num_rows`` rows that all read one document, some of them others too, and a tail each.
 
-    Every third row also stands before one of its documents once more, and sees nothing of it there:
-    its part of that item is the empty state, and alone it is an empty item.
+    Every third row also has a reading with bound 0: its part of a grouped item is the empty state,
+    and its own item is empty.
     """
     rng, builder = random.Random(seed), SceneBuilder(seed, shape)
-    first, *others = builder.documents
+    first, *other_documents = builder.documents
     positions: list[int] = []
     readings: list[Reading] = []
     for row in range(num_rows):
-        chosen = [first, *rng.sample(others, rng.randint(0, len(others)))]
+        documents = [first, *rng.sample(other_documents, rng.randint(0, len(other_documents)))]
         placements, end = [], rng.randint(0, 9)
-        for document in chosen:
+        for document in documents:
             placements.append(Placement(document, end))
             end += document.length
         placements.append(Placement(builder.segment(rng.randint(1, shape.longest_tail)), end))
         position = end + placements[-1].segment.length - 1
         readings += [causal(row, position, placement) for placement in placements]
         if row % 3 == 0:
-            readings.append(Reading(row, Placement(rng.choice(chosen), position + 1), 0))
+            readings.append(Reading(row, Placement(rng.choice(documents), position + 1), 0))
         positions.append(position)
     return builder.scene(positions, readings)

@@ -1,4 +1,4 @@
-"""Memory that was not written shows: inside, tensors that torch leaves uninitialised hold NaN."""
+"""Makes reads of unwritten memory visible: uninitialised tensors of torch hold NaN."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill what ``torch.empty`` and its kin return with NaN."""
+    """Fill the results of ``torch.empty`` and its variants with NaN."""
     with (
         patch.object(torch, "empty", _poison(torch.empty)),
         patch.object(torch, "empty_like", _poison(torch.empty_like)),
@@ -21,8 +21,8 @@ def poisoned() -> Iterator[None]:
 
 
 def _poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def made(*args: Any, **kwargs: Any) -> Tensor:
+    def make_poisoned(*args: Any, **kwargs: Any) -> Tensor:
         tensor = make(*args, **kwargs)
         return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
-    return made
+    return make_poisoned

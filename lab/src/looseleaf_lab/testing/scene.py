@@ -1,7 +1,7 @@
-"""A scene: segments, rows, and which row reads which segment where.
+"""A scene: segments, rows, and each row's reads of segments.
 
-A scene knows unrotated keys and true positions. The work and span lists that operators take are
-made from it in many shapes (grouped or not, split or not); the oracle answers without any of them.
+A scene has unrotated keys and true positions. Work lists and span lists of many forms (grouped or
+not, split or not) are derived from it; the oracle uses none of them.
 """
 
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Segment:
     explicit: bool
     pages: list[int] = field(default_factory=list)
     selected: list[list[int]] | None = None
-    """For every KV head the ordinals of the pages that are read; None: all."""
+    """For every KV head the ordinals of the pages to read; None: all."""
 
     @property
     def length(self) -> int:
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One row reads one placement, up to a bound on frame positions."""
+    """One row's read of one placement, up to a bound on frame positions."""
 
     row: int
     placement: Placement
@@ -75,7 +75,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """Queries and pages as operators get them, and readings as the oracle gets them."""
+    """Queries and pages in the operators' form, and readings in the oracle's."""
 
     shape: Shape
     q: Tensor
@@ -90,34 +90,37 @@ class Scene:
 
 
 def visible_keys(scene: Scene, reading: Reading) -> Tensor:
-    """Which keys ``[keys, kv_heads]`` bound, window, hidden positions and selection leave."""
+    """A mask ``[keys, kv_heads]`` of keys within bound, window and selection that are not
+    hidden."""
     placement, segment = reading.placement, reading.placement.segment
-    seen = segment.positions < reading.bound
+    visible_positions = segment.positions < reading.bound
     if scene.rule.window:
         distance = scene.row_positions[reading.row] - placement.offset - segment.positions
-        seen = seen & (distance < scene.rule.window)
+        visible_positions = visible_positions & (distance < scene.rule.window)
     if placement.hidden:
-        hidden = torch.tensor(sorted(placement.hidden), device=seen.device)
-        seen = seen & ~torch.isin(segment.positions, hidden)
-    visible = seen[:, None].repeat(1, scene.shape.num_kv_heads)
+        hidden = torch.tensor(sorted(placement.hidden), device=visible_positions.device)
+        visible_positions = visible_positions & ~torch.isin(segment.positions, hidden)
+    visible = visible_positions[:, None].repeat(1, scene.shape.num_kv_heads)
     if segment.selected is not None:
-        ordinal = torch.arange(segment.length, device=seen.device) // scene.shape.page_size
+        ordinal = (
+            torch.arange(segment.length, device=visible_positions.device) // scene.shape.page_size
+        )
         for head, pages in enumerate(segment.selected):
-            kept = torch.tensor(pages, dtype=torch.long, device=seen.device)
-            visible[:, head] &= torch.isin(ordinal, kept)
+            selected_pages = torch.tensor(pages, dtype=torch.long, device=visible_positions.device)
+            visible[:, head] &= torch.isin(ordinal, selected_pages)
     return visible
 
 
 def turned_at(x: Tensor, positions: Tensor, frequencies: Tensor, interleaved: bool) -> Tensor:
-    """RoPE as a product of complex numbers, in the dtype of ``x`` from fp64 angles."""
+    """``x`` rotated by RoPE as a product of complex numbers, in its own dtype, from fp64 angles."""
     angles = positions.to(torch.float64)[:, None, None] * frequencies
     unit = torch.polar(torch.ones_like(angles), angles)
     unit = unit.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64)
     width = 2 * len(frequencies)
     if not width:
         return x
-    turning, rest = x[..., :width], x[..., width:]
-    pairs = turning.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    rotary_dims, rest = x[..., :width], x[..., width:]
+    pairs = rotary_dims.unflatten(-1, (-1, 2) if interleaved else (2, -1))
     if not interleaved:
         pairs = pairs.transpose(-1, -2)
     product = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * unit)
@@ -129,7 +132,7 @@ def turned_at(x: Tensor, positions: Tensor, frequencies: Tensor, interleaved: bo
 def rotation_table(
     frequencies: Tensor, num_positions: int, interleaved: bool, dtype: torch.dtype = torch.float32
 ) -> Rotation:
-    """The table of these frequencies, from fp64 angles."""
+    """The rotation table of these frequencies, from fp64 angles."""
     positions = torch.arange(num_positions, device=frequencies.device, dtype=torch.float64)
     angles = positions[:, None] * frequencies
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), interleaved)

@@ -1,4 +1,4 @@
-"""The shapes that attention tests run over: a named row for each thing that could go wrong."""
+"""Shapes of attention tests: a named variant per feature and size."""
 
 from looseleaf_lab.testing.scene import Shape
 

@@ -1,4 +1,4 @@
-"""``looseleaf bench hits``, ``relay``, ``lazy`` and ``rate``: claims of the papers on sharing and
+"""``looseleaf bench hits``, ``relay``, ``lazy`` and ``rate``: claims of papers on sharing and
 blending."""
 
 import dataclasses
@@ -9,7 +9,7 @@ import click
 
 from looseleaf.cli.options import explicit_options
 from looseleaf.errors import InvalidOption
-from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring, report
+from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 
 
 @click.command()
@@ -18,17 +18,17 @@ from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring, r
 @click.option("--documents", default=1000, show_default=True, help="documents in the world")
 @click.option("--document-tokens", default=512, show_default=True)
 @click.option("--per-request", default=5, show_default=True, help="documents per request")
-@click.option("--requests", default=2000, show_default=True, help="a fifth fills the cache")
+@click.option("--requests", default=2000, show_default=True, help="the first fifth fills the cache")
 @click.option("--kib-per-token", default=128.0, show_default=True, help="of keys and values")
 @click.option("--ragged", is_flag=True, help="documents of different lengths")
 @OUTPUT
 def hits(
     budgets: tuple[float, ...], alphas: tuple[float, ...], output: Path | None, **sizes: Any
 ) -> None:
-    """Hit ratios of documents stored once, once a position, or as prefixes (LazyAttention).
+    """Hit ratios of documents stored once, once per position, or as prefixes (LazyAttention).
 
-    Without --budget and --alpha also the closed form's case: 20 positions, room for 100 documents,
-    where it promises 2.86 times the hits."""
+    Without --budget and --alpha, also measures the case of the closed form: 20 positions and room
+    for 100 documents, with a predicted 2.86 times the hits."""
     from looseleaf_lab.bench.hits import HitsConfig, gain_in_closed_form, measure
 
     if min(sizes["documents"], sizes["document_tokens"] - 1, sizes["per_request"]) < 1:
@@ -38,24 +38,24 @@ def hits(
             "--documents must be at least --per-request, and --requests at least 10"
         )
     config = HitsConfig(skipped=sizes["requests"] // 5, **sizes)
-    wanted, skews = budgets or (1.0, 10.0, 50.0), alphas or (1.1, 1.5, 2.1)
-    with measuring({"budgets": wanted, "alphas": skews} | vars(config), "cpu") as progress:
-        rows = list(measure(config, wanted, skews, progress))
+    sizes_gb, skews = budgets or (1.0, 10.0, 50.0), alphas or (1.1, 1.5, 2.1)
+    with bench_progress({"budgets": sizes_gb, "alphas": skews} | vars(config), "cpu") as progress:
+        rows = list(measure(config, sizes_gb, skews, progress))
     if not budgets and not alphas:
-        alpha, positions, held = 0.853, 20, 100
+        alpha, positions, room = 0.853, 20, 100
         wide = dataclasses.replace(config, per_request=positions, ragged=False)
-        budget = held * config.document_tokens * config.kib_per_token / 2**20
-        special = list(measure(wide, (budget,), (alpha,)))
-        found = {row["cache"]: float(row["reused"]) for row in special}
+        budget = room * config.document_tokens * config.kib_per_token / 2**20
+        closed_form_rows = list(measure(wide, (budget,), (alpha,)))
+        reused = {row["cache"]: float(row["reused"]) for row in closed_form_rows}
         click.echo(
-            f"{positions} positions, room for {held} documents, alpha {alpha}: "
-            f"{found['once'] / found['copies']:.2f} times the hits of copies per position; "
-            f"closed form {gain_in_closed_form(held, positions, alpha):.2f}",
+            f"{positions} positions, room for {room} documents, alpha {alpha}: "
+            f"{reused['once'] / reused['copies']:.2f} times the hits of copies per position; "
+            f"closed form {gain_in_closed_form(room, positions, alpha):.2f}",
             err=True,
         )
-        rows += special
-    shown = ("alpha", "budget_gb", "documents_held", "cache", "reused", "closed_form", "paper")
-    report(rows, "hits", shown, output, "hits")
+        rows += closed_form_rows
+    columns = ("alpha", "budget_gb", "documents_held", "cache", "reused", "closed_form", "paper")
+    report(rows, "hits", columns, output, "hits")
 
 
 @click.command()
@@ -63,16 +63,16 @@ def hits(
 @click.option("--prefix", "prefixes", multiple=True, type=int, help="[default: 64, 512, 2048]")
 @click.option("--batch", "batches", multiple=True, type=int, help="rows of decode attention")
 @click.option("--heads", type=(int, int, int), help="query heads, KV heads, head dim")
-@click.option("--requests", type=int, help="asked of the engines at a time")
+@click.option("--requests", type=int, help="requests per batch of the engines")
 @click.option("--shots", multiple=True, type=int, help="examples before a question [1, 3, 5]")
-@click.option("--rate-seconds", type=float, help="of requests that a rate is tried for [0.7]")
+@click.option("--rate-seconds", type=float, help="seconds of requests at each tried rate [0.7]")
 @click.option("--repetitions", default=3, show_default=True)
 @click.option(
     "--part",
     "parts",
     multiple=True,
     type=click.Choice(["operator", "throughput", "few-shot", "rate"]),
-    help="measure only this; may be repeated",
+    help="measure only this part; may be repeated",
 )
 @DEVICE
 @OUTPUT
@@ -83,30 +83,41 @@ def relay(
     output: Path | None,
     **sizes: Any,
 ) -> None:
-    """A prompt that all requests share: attention, throughput, request rate (RelayAttention)."""
+    """A prompt shared by all requests: attention, throughput, request rate (RelayAttention)."""
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.random_model import model_shape
     from looseleaf_lab.bench.relay import PARTS, RelayConfig, measure, small
     from looseleaf_lab.bench.results import show_table
 
-    chosen = pick_device(device)
-    config = small("cpu") if chosen.type == "cpu" else RelayConfig(device=str(chosen))
+    selected_device = pick_device(device)
+    config = (
+        small("cpu") if selected_device.type == "cpu" else RelayConfig(device=str(selected_device))
+    )
     config = dataclasses.replace(config, **explicit_options(sizes))
     model_shape(config.shape)
     if heads is not None:
-        asked, kept, width = heads
-        if min(heads) < 1 or asked % kept:
+        query_heads, kv_heads, head_dim = heads
+        if min(heads) < 1 or query_heads % kv_heads:
             raise InvalidOption("--heads must be positive, the first a multiple of the second")
         shape = dataclasses.replace(
-            config.heads, num_qo_heads=asked, num_kv_heads=kept, head_dim=width
+            config.heads, num_qo_heads=query_heads, num_kv_heads=kv_heads, head_dim=head_dim
         )
         config = dataclasses.replace(config, heads=shape)
     if config.rate_seconds <= 0:
         raise InvalidOption("--rate-seconds must be positive")
-    with measuring(config, chosen) as progress:
+    with bench_progress(config, selected_device) as progress:
         rows = collect(measure(config, parts or PARTS, progress), _figure, output, "relay")
-    shown = ("measurement", "prefix", "batch", "arm", "unit", "median", "relay_faster", "predicted")
-    show_table(rows, "relay", shown)
+    columns = (
+        "measurement",
+        "prefix",
+        "batch",
+        "arm",
+        "unit",
+        "median",
+        "relay_faster",
+        "predicted",
+    )
+    show_table(rows, "relay", columns)
 
 
 @click.command()
@@ -115,7 +126,7 @@ def relay(
 @click.option("--documents", type=int, help="documents in the world")
 @click.option("--document-tokens", type=int)
 @click.option("--capacity", type=int, help="documents that the pool holds")
-@click.option("--requests", type=int, help="asked in all, some of them to fill the cache")
+@click.option("--requests", type=int, help="requests in all, including those that fill the cache")
 @click.option("--repetitions", default=3, show_default=True, help="of the breakdown")
 @DEVICE
 @OUTPUT
@@ -126,8 +137,10 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     from looseleaf_lab.bench.random_model import model_shape
     from looseleaf_lab.bench.results import show_table
 
-    chosen = pick_device(device)
-    config = small("cpu") if chosen.type == "cpu" else LazyConfig(device=str(chosen))
+    selected_device = pick_device(device)
+    config = (
+        small("cpu") if selected_device.type == "cpu" else LazyConfig(device=str(selected_device))
+    )
     config = dataclasses.replace(config, **explicit_options(sizes))
     model_shape(config.shape)
     if config.documents < config.per_request or config.requests < 10:
@@ -137,10 +150,10 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     if min(config.alphas) < 0:
         raise InvalidOption("--alpha must be 0 (uniform) or more")
     config = dataclasses.replace(config, skipped=min(config.skipped, config.requests // 2))
-    with measuring(config, chosen) as progress:
+    with bench_progress(config, selected_device) as progress:
         rows = collect(measure(config, progress), _figure, output, "lazy")
-    shown = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
-    show_table(rows, f"lazy: {config.shape}", shown)
+    columns = ("measurement", "alpha", "arm", "unit", "value", "once_faster", "paper")
+    show_table(rows, f"lazy: {config.shape}", columns)
 
 
 @click.command()
@@ -152,27 +165,29 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
 @click.option("--fuse", "selectors", multiple=True, help="[default: deviation, question]")
 @click.option("--rate", "rates", multiple=True, type=float, help="requests/s [2 ... 128]")
 @click.option("--arrivals", type=int, help="requests at each rate, at least [20]")
-@click.option("--hold", type=float, help="seconds for which each rate is held, at least [1]")
-@click.option("--longest", type=float, help="and at most, for ten first tokens [4]")
-@click.option("--repetitions", default=5, show_default=True, help="of a first token alone")
+@click.option("--hold", type=float, help="minimal duration of each rate, in seconds [1]")
+@click.option("--longest", type=float, help="maximal duration, to reach ten first tokens [4]")
+@click.option("--repetitions", default=5, show_default=True, help="of a single first token")
 @click.option(
     "--part",
     "parts",
     multiple=True,
     type=click.Choice(["rates", "sizes"]),
-    help="measure only this, beside first tokens alone; may be repeated",
+    help="measure only this part and single first tokens; may be repeated",
 )
 @DEVICE
 @OUTPUT
 def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any) -> None:
-    """First tokens while requests arrive, by what is computed of their documents (CacheBlend)."""
+    """First tokens while requests arrive, by policy for their documents (CacheBlend)."""
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.random_model import model_shape
     from looseleaf_lab.bench.rate import PARTS, RateConfig, measure, small
     from looseleaf_lab.bench.results import show_table
 
-    chosen = pick_device(device)
-    config = small("cpu") if chosen.type == "cpu" else RateConfig(device=str(chosen))
+    selected_device = pick_device(device)
+    config = (
+        small("cpu") if selected_device.type == "cpu" else RateConfig(device=str(selected_device))
+    )
     config = dataclasses.replace(config, **explicit_options(sizes))
     model_shape(config.shape)
     config.policies()
@@ -186,9 +201,9 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         )
     if not all(0 <= seconds < float("inf") for seconds in (config.hold, config.longest)):
         raise InvalidOption("--hold and --longest must be 0 seconds or more")
-    with measuring(config, chosen) as progress:
+    with bench_progress(config, selected_device) as progress:
         rows = collect(measure(config, parts or PARTS, progress), _figure, output, "rate")
-    shown = (
+    columns = (
         "measurement",
         "per_request",
         "document_tokens",
@@ -199,7 +214,7 @@ def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any)
         "p95",
         "times_full",
     )
-    show_table(rows, f"rate: {config.shape}", shown)
+    show_table(rows, f"rate: {config.shape}", columns)
 
 
 def _figure(row: Any) -> str:

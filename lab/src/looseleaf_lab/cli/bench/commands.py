@@ -1,4 +1,4 @@
-"""``looseleaf bench``: speed against baselines in the same run, appended to ``results/``."""
+"""``looseleaf bench``: speed against baselines of the same run, appended to ``results/``."""
 
 import tempfile
 from functools import partial
@@ -14,17 +14,17 @@ from looseleaf_lab.cli.bench.claims import hits, lazy, rate, relay
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
 from looseleaf_lab.cli.bench.index import index
-from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring, report
+from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 from looseleaf_lab.cli.bench.select import select
 from looseleaf_lab.cli.bench.tiers import tiers
 
-# what is drawn from, and what is left out by a 0
-_MAY_BE_NOTHING = ("--seed", "--batches")
+# a seed of 0 is valid, and 0 batches skip the sustained load
+_ZERO_ALLOWED = ("--seed", "--batches")
 
 
 @click.group(cls=SuggestingGroup)
 def bench() -> None:
-    """Measure speed against a baseline in the same run."""
+    """Measure speed against a baseline of the same run."""
 
 
 @bench.command()
@@ -53,7 +53,7 @@ def generate(
     output: Path | None,
     **sizes: Any,
 ) -> None:
-    """Tokens per second and time to first token, beside Transformers' generate."""
+    """Tokens per second and time to first token, against Transformers' generate."""
     if find_spec("transformers") is None:
         raise InvalidOption(f"the baseline needs transformers: {install('bench')}")
     from looseleaf.llm.load import find_model, pick_device, reference_model
@@ -77,33 +77,33 @@ def generate(
         text = "\n".join(document for e in examples for document in e.documents)
         material = Material(text, tuple(e.question for e in examples))
 
-        def say(row: Any) -> str:
+        def summarize(row: Any) -> str:
             return f"{row['measurement']}: {row['times_faster']:.2f} times faster"
 
-        with measuring(config, pick_device("auto")) as progress:
-            rows = collect(measure(config, material, progress), say, output, "generate")
-    shown = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
-    show_table(rows, f"generate: {name}", shown)
+        with bench_progress(config, pick_device("auto")) as progress:
+            rows = collect(measure(config, material, progress), summarize, output, "generate")
+    columns = ("measurement", "looseleaf", "transformers", "unit", "times_faster")
+    show_table(rows, f"generate: {name}", columns)
 
 
 @bench.command()
 @click.option("--documents", default=100, show_default=True, help="documents in the world")
 @click.option("--per-request", default=5, show_default=True, help="documents per request")
-@click.option("--capacity", default=20, show_default=True, help="documents that the pool holds")
-@click.option("--alpha", default=1.1, show_default=True, help="exponent of their popularity")
+@click.option("--capacity", default=20, show_default=True, help="documents that fit in the pool")
+@click.option("--alpha", default=1.1, show_default=True, help="Zipf exponent of their popularity")
 @click.option("--requests", default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @OUTPUT
 def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> None:
-    """Hit ratio, bytes held and time to first token under shuffled, popular documents."""
+    """Hit ratio, cached bytes and time to first token for popular documents in random order."""
     from looseleaf.llm.load import pick_device, reference_model
     from looseleaf_lab.bench.reuse import ReuseConfig, measure
     from looseleaf_lab.evals.world import make_example
 
     if requests < 10:
-        raise InvalidOption("--requests must be at least 10: a fifth of them only fill the cache")
+        raise InvalidOption("--requests must be at least 10: the first fifth only fills the cache")
     if sizes["per_request"] > documents:
-        raise InvalidOption("--per-request is more than the --documents that there are")
+        raise InvalidOption("--per-request must be at most --documents")
     config = ReuseConfig(
         reference_model(),
         "reference",
@@ -113,24 +113,31 @@ def reuse(output: Path | None, documents: int, requests: int, **sizes: Any) -> N
         **sizes,
     )
     examples = [make_example("lookup", seed) for seed in range(documents)]
-    # half of a world's documents make one: a page or two of text
+    # three documents of a world: a page or two of text
     texts = ["\n".join(e.documents[:3]) for e in examples]
-    with measuring(config, pick_device("auto")) as progress:
+    with bench_progress(config, pick_device("auto")) as progress:
         rows = measure(config, texts, [e.question for e in examples], progress)
-    shown = ("cache", "hit_ratio", "closed_form", "kib_per_document", "kib_held", "first_token_ms")
-    report(rows, "reuse: reference", shown, output, "reuse")
+    columns = (
+        "cache",
+        "hit_ratio",
+        "closed_form",
+        "kib_per_document",
+        "kib_held",
+        "first_token_ms",
+    )
+    report(rows, "reuse: reference", columns, output, "reuse")
 
 
 @bench.command("serve")
-@click.option("--streams", default=200, show_default=True, help="callers at a time")
-@click.option("--seconds", default=300.0, show_default=True, help="how long they go on asking")
-@click.option("--documents", default=20, show_default=True, help="texts that they ask about")
+@click.option("--streams", default=200, show_default=True, help="concurrent clients")
+@click.option("--seconds", default=300.0, show_default=True, help="duration of the load")
+@click.option("--documents", default=20, show_default=True, help="texts of the questions")
 @click.option("--tenants", default=3, show_default=True)
-@click.option("--leaving", default=0.1, show_default=True, help="share that goes away midway")
+@click.option("--leaving", default=0.1, show_default=True, help="share of mid-answer disconnects")
 @click.option("--seed", default=0, show_default=True)
 @OUTPUT
 def serve_load(output: Path | None, **sizes: Any) -> None:
-    """Streams from the reference model under load; each answer is checked against one alone."""
+    """Streams of the reference model under load; every answer is compared with a lone one."""
     for package in ("fastapi", "httpx"):
         if find_spec(package) is None:
             raise InvalidOption(f"bench serve needs {package}: {install('serve', 'bench')}")
@@ -143,10 +150,10 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
         raise InvalidOption("--streams, --documents, --tenants and --seconds must be positive")
     examples = [make_example("lookup", seed) for seed in range(load.documents)]
     texts = ["\n".join(e.documents[:2]) for e in examples]
-    with measuring(load, pick_device("auto")) as progress:
+    with bench_progress(load, pick_device("auto")) as progress:
         row = measure(load, texts, [e.question for e in examples], progress)
-    shown = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
-    report([row], "serve: reference", (*shown, "tokens_per_s"), output, "serve")
+    columns = ("streams", "finished", "left_midway", "first_token_p50_ms", "first_token_p99_ms")
+    report([row], "serve: reference", (*columns, "tokens_per_s"), output, "serve")
 
 
 @bench.command()
@@ -177,7 +184,7 @@ def serving(
     output: Path | None,
     **variant: Any,
 ) -> None:
-    """First tokens, time per token and throughput of a server's work, beside their floors."""
+    """First tokens, time per token and throughput of a server's workloads, with their floors."""
     import dataclasses
 
     from looseleaf.llm.load import pick_device
@@ -187,20 +194,22 @@ def serving(
     sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
-    shown = (
+    columns = (
         "measurement", "unit", "looseleaf", "looseleaf_low", "looseleaf_high", "floor",
         "roofline_share",
     )  # fmt: skip
 
-    def say(row: Any) -> str:
+    def summarize(row: Any) -> str:
         return f"{row['measurement']}: {row['looseleaf']:.4g} {row['unit']}"
 
-    chosen = pick_device(device)
-    named = {"shape": shape, "lines": lines} | dataclasses.asdict(sizes) | variant
-    with measuring(named, chosen) as progress:
-        measured = measure(shape, sizes, chosen, ServingVariant(**variant), lines, progress)
-        rows = collect(measured, say, output, "serving")
-    show_table(rows, f"serving: {shape}", shown)
+    selected_device = pick_device(device)
+    sizes_and_options = {"shape": shape, "lines": lines} | dataclasses.asdict(sizes) | variant
+    with bench_progress(sizes_and_options, selected_device) as progress:
+        rows_measured = measure(
+            shape, sizes, selected_device, ServingVariant(**variant), lines, progress
+        )
+        rows = collect(rows_measured, summarize, output, "serving")
+    show_table(rows, f"serving: {shape}", columns)
 
 
 @bench.command()
@@ -210,10 +219,10 @@ def serving(
 @click.option("--repetitions", default=9, show_default=True)
 @DEVICE
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
-@click.option("--case", "only", multiple=True, help="cases with this in their name, all if none")
+@click.option("--case", "only", multiple=True, help="part of a case's name [default: all cases]")
 @OUTPUT
 def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
-    """Attention of a layer beside its roofline: decode, shared or not, and prefill."""
+    """Attention of a layer and its roofline: decode, shared or not, and prefill."""
     import dataclasses
 
     from looseleaf.llm.load import pick_device
@@ -223,17 +232,17 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
 
     shape = AttentionShape(head_dim=head_dim)
     config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
-    shown = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
+    columns = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
 
-    def say(row: Any) -> str:
+    def summarize(row: Any) -> str:
         return f"{row['measurement']}, {row['arm']}: {row['median']:.1f} us"
 
-    told = partial(click.echo, err=True)
-    with measuring(dataclasses.asdict(shape) | vars(config), config.device) as progress:
-        rows = collect(measure(config, told, progress), say, output, "attention")
+    on_missing = partial(click.echo, err=True)
+    with bench_progress(dataclasses.asdict(shape) | vars(config), config.device) as progress:
+        rows = collect(measure(config, on_missing, progress), summarize, output, "attention")
     for sentence in ratios(rows):
         click.echo(sentence, err=True)
-    show_table(rows, f"attention: heads of {head_dim}", shown)
+    show_table(rows, f"attention: heads of {head_dim}", columns)
 
 
 for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):
@@ -241,6 +250,6 @@ for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):
 
 for _command in bench.commands.values():
     for _option in _command.params:
-        if _option.type is click.INT and _option.opts[0] not in _MAY_BE_NOTHING:
-            # of nothing there is nothing to measure
+        if _option.type is click.INT and _option.opts[0] not in _ZERO_ALLOWED:
+            # a size of 0 measures nothing
             _option.type = click.IntRange(min=1)

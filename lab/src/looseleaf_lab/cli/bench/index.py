@@ -1,11 +1,11 @@
-"""``looseleaf bench index``: recall of vector indexes against what they compare."""
+"""``looseleaf bench index``: recall of vector indexes by share of compared keys."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from looseleaf_lab.cli.bench.report import OUTPUT, collect, measuring
+from looseleaf_lab.cli.bench.report import OUTPUT, bench_progress, collect
 
 
 @click.command()
@@ -22,10 +22,10 @@ from looseleaf_lab.cli.bench.report import OUTPUT, collect, measuring
     default=65536,
     show_default=True,
     type=click.IntRange(min=1024),
-    help="keys of a made layer",
+    help="keys of a synthetic layer",
 )
-@click.option("--tokens", default=4096, show_default=True, help="tokens that the model reads")
-@click.option("--queries", default=500, show_default=True, help="queries that are answered")
+@click.option("--tokens", default=4096, show_default=True, help="prompt of the reference model")
+@click.option("--queries", default=500, show_default=True, help="test queries")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw")
 @OUTPUT
@@ -39,10 +39,10 @@ def index(
     plot: Path | None,
     output: Path | None,
 ) -> None:
-    """Recall of vector indexes against the keys they compare, beside HNSW and RoarGraph."""
+    """Recall of vector indexes by share of compared keys, against HNSW and RoarGraph."""
     from looseleaf.config import IndexConfig
     from looseleaf_lab.bench.index import measure
-    from looseleaf_lab.bench.index_layers import made_layer, reference_layers
+    from looseleaf_lab.bench.index_layers import reference_layers, synthetic_layer
     from looseleaf_lab.bench.index_plot import draw
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.evals.world import make_example
@@ -54,19 +54,19 @@ def index(
                 texts = [document for e in examples for document in e.documents]
                 yield from reference_layers(texts, tokens, (0, 3, 7), queries, seed)
             else:
-                yield made_layer(kind, keys, queries, seed)
+                yield synthetic_layer(kind, keys, queries, seed)
 
-    def say(row: Any) -> str:
+    def summarize(row: Any) -> str:
         return (
             f"{row['layer']}, {row['index']} {row['effort']}: recall {row['recall']:.3f}, "
             f"{100 * float(row['scanned']):.2f} % scanned"
         )
 
     sizes = {"layers": kinds, "indexes": names, "keys": keys, "tokens": tokens, "queries": queries}
-    with measuring(sizes, "cpu") as progress:
-        measured = measure(layers(), IndexConfig(), names, progress)
-        rows = collect(measured, say, output, "index")
-    shown = ("layer", "index", "effort", "recall", "scanned", "ms_per_query", "bytes_per_token")
-    show_table(rows, "index: recall@100", shown)
+    with bench_progress(sizes, "cpu") as progress:
+        row_source = measure(layers(), IndexConfig(), names, progress)
+        rows = collect(row_source, summarize, output, "index")
+    columns = ("layer", "index", "effort", "recall", "scanned", "ms_per_query", "bytes_per_token")
+    show_table(rows, "index: recall@100", columns)
     if plot is not None:
         draw(rows, plot)

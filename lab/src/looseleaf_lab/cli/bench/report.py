@@ -1,5 +1,6 @@
-"""What every ``looseleaf bench`` command does with its rows: each is told and kept in a file as it
-is measured, so that a run that is cut keeps what it had; at the end a table of all of them."""
+"""Output of all ``looseleaf bench`` commands: progress, rows in a file, and a final table.
+
+Each row is printed and appended when it is measured, so an interrupted run keeps its rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from looseleaf_lab.bench.progress import Progress
 
 
-def appendable(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Refuses a file that rows can't be appended to, before anything is measured."""
+def check_appendable(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """An option callback that rejects a file to which rows can't be appended."""
     from looseleaf_lab.bench.results import require_appendable
 
     if value is not None:
@@ -26,20 +27,21 @@ DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, 
 FOLDER = click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="where the disk tier writes [default: the system's folder for temporary files]",
+    help="folder of the disk tier [default: the system's folder for temporary files]",
 )
 OUTPUT = click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    callback=appendable,
+    callback=check_appendable,
     help="CSV file to append to [default: results/<name>.csv if there is a results folder]",
 )
 
 
 @contextmanager
-def measuring(config: Any, device: object) -> "Iterator[Progress]":
-    """The progress of the running command on standard error, behind a header: what is measured,
-    sizes (numbers and words of ``config``, a dataclass or a mapping), device and threads."""
+def bench_progress(config: Any, device: object) -> "Iterator[Progress]":
+    """The running command's progress on standard error, after a header with its sizes and device.
+
+    Sizes are the numbers and words of ``config``, a dataclass or a mapping."""
     import torch
     from rich.console import Console
 
@@ -61,22 +63,22 @@ def measuring(config: Any, device: object) -> "Iterator[Progress]":
 
 
 def _sizes(config: Any) -> Iterator[tuple[str, str]]:
-    """Names and values of what can be said in a word; several values with slashes."""
+    """Names and values of the fields with plain values; slashes join several values."""
     fields: Mapping[str, Any] = asdict(config) if is_dataclass(config) else config  # type: ignore[arg-type]
     for name, value in fields.items():
         values = value if isinstance(value, (tuple, list)) else (value,)
-        if values and all(isinstance(one, (int, float, str)) for one in values):
+        if values and all(isinstance(item, (int, float, str)) for item in values):
             yield name.replace("_", " "), "/".join(map(str, values))
 
 
 def report(
-    rows: Sequence[Any], title: str, shown: Sequence[str], output: Path | None, name: str
+    rows: Sequence[Any], title: str, columns: Sequence[str], output: Path | None, name: str
 ) -> None:
-    """Show some columns of ``rows`` and append all to ``output``, or to ``results/<name>.csv``."""
+    """Print ``columns`` of ``rows``, and append all to ``output`` or ``results/<name>.csv``."""
     from looseleaf_lab.bench.origin import describe_origin
     from looseleaf_lab.bench.results import append_rows, show_table
 
-    show_table(rows, title, shown)
+    show_table(rows, title, columns)
     target = target_of(output, name)
     if target is not None:
         append_rows(target, rows, describe_origin())
@@ -84,21 +86,21 @@ def report(
 
 
 def collect(
-    measured: Iterable[Any], say: Callable[[Any], str], output: Path | None, name: str
+    row_source: Iterable[Any], summarize: Callable[[Any], str], output: Path | None, name: str
 ) -> list[Any]:
-    """All rows; each is told by what ``say`` makes of it, and kept, as soon as it is measured."""
+    """All rows; each is appended, and printed as ``summarize`` returns it, when measured."""
     from looseleaf_lab.bench.origin import describe_origin
     from looseleaf_lab.bench.results import append_rows
 
     rows, target, origin = [], target_of(output, name), describe_origin()
-    for row in measured:
+    for row in row_source:
         rows.append(row)
         if target is not None:
             append_rows(target, [row], origin)
-        click.echo(say(row), err=True)
+        click.echo(summarize(row), err=True)
     return rows
 
 
 def target_of(output: Path | None, name: str) -> Path | None:
-    """Where rows go: to ``output``, or to ``results/<name>.csv`` if there is such a folder."""
+    """The file for rows: ``output``, or ``results/<name>.csv`` if that folder exists, or None."""
     return output or (Path("results") / f"{name}.csv" if Path("results").is_dir() else None)

@@ -1,11 +1,11 @@
-"""``looseleaf bench select``: decoding under a select policy beside dense decoding."""
+"""``looseleaf bench select``: decoding under a select policy, against dense decoding."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring
+from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect
 
 
 @click.command()
@@ -13,7 +13,7 @@ from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring
     "--shape", default="small", show_default=True, help="shape of the random model: tiny, small, "
     "llama-3.1-8b"
 )  # fmt: skip
-@click.option("--budget", default=2048, show_default=True, help="tokens that a row reads at most")
+@click.option("--budget", default=2048, show_default=True, help="maximal tokens that a row reads")
 @click.option(
     "--context", "contexts", multiple=True, type=int, help="tokens before each row [default: 8192]"
 )
@@ -25,7 +25,7 @@ from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, collect, measuring
     type=int,
     help="rows of an output that are revised together [default: none]",
 )
-@click.option("--new-tokens", default=16, show_default=True, help="tokens that are timed")
+@click.option("--new-tokens", default=16, show_default=True, help="timed tokens")
 @click.option("--repetitions", default=5, show_default=True)
 @DEVICE
 @OUTPUT
@@ -39,7 +39,7 @@ def select(
     output: Path | None,
     **sizes: int,
 ) -> None:
-    """One layer's attention and a whole token, dense, under a policy, and revised."""
+    """One layer's attention and a whole token: dense, with selection, and with revision."""
     from looseleaf.config import Select
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.results import show_table
@@ -54,12 +54,12 @@ def select(
         device=pick_device(device),
         **sizes,
     )
-    with measuring({"budget": budget} | vars(bench), bench.device) as progress:
-        rows = collect(measure(bench, progress), _say, output, "select")
-    shown = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
-    show_table(rows, f"quest, {budget} tokens, {shape}", shown)
+    with bench_progress({"budget": budget} | vars(bench), bench.device) as progress:
+        rows = collect(measure(bench, progress), _summarize, output, "select")
+    columns = ["what", "context", "batch", "arm", "ms", "speedup", "mb"]
+    show_table(rows, f"quest, {budget} tokens, {shape}", columns)
 
 
-def _say(row: Any) -> str:
-    where = f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}"
-    return f"{where}: {float(row['ms']):.4g} ms"
+def _summarize(row: Any) -> str:
+    label = f"{row['what']}, {row['context']} tokens, batch {row['batch']}, {row['arm']}"
+    return f"{label}: {float(row['ms']):.4g} ms"

@@ -1,4 +1,4 @@
-"""``looseleaf calibrate``: which tokens to compute again, for a model and one's own documents."""
+"""``looseleaf calibrate``: propose a fuse policy for a model and a user's documents."""
 
 import json
 from dataclasses import asdict, fields
@@ -13,9 +13,9 @@ from looseleaf.cli.options import ENGINE_SECTIONS, explicit_options, section_opt
 from looseleaf.config import FuseSelector
 from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
-from looseleaf_lab.cli.bench.report import appendable
+from looseleaf_lab.cli.bench.report import check_appendable
 
-_CHOSEN = ("first", "question", "links", "deviation")
+_DEFAULT_SELECTORS = ("first", "question", "links", "deviation")
 _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ape")]
 
 
@@ -40,7 +40,7 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     "selectors",
     multiple=True,
     type=click.Choice(_WITH_RATIO),
-    help=f"[default: {', '.join(_CHOSEN)}]",
+    help=f"[default: {', '.join(_DEFAULT_SELECTORS)}]",
 )
 @click.option("--ratio", "ratios", multiple=True, type=float, help="[default: 0.05 to 0.3]")
 @click.option(
@@ -52,7 +52,7 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    callback=appendable,
+    callback=check_appendable,
     help="CSV file",
 )
 @section_options(*ENGINE_SECTIONS)
@@ -65,10 +65,10 @@ def calibrate(
     **options: Any,
 ) -> None:
     """Compare fuse policies of MODEL with full prefill on documents (-d) and questions (-q), and
-    propose the cheapest that stays within the tolerance.
+    propose the cheapest policy within the tolerance.
 
-    Selectors that look at layers are tried on several first."""
-    selectors = options.pop("selectors") or _CHOSEN
+    Selectors with layer settings are first tried at several layers."""
+    selectors = options.pop("selectors") or _DEFAULT_SELECTORS
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
     for ratio in ratios:
@@ -79,40 +79,40 @@ def calibrate(
         raise InvalidOption("give MODEL or --checkpoint, not both")
     if not all(question.strip() for question in questions):
         raise InvalidOption("-q needs a question: one is empty")
-    asked = [*questions, *(_questions(file) if file else [])]
+    all_questions = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
     if len(documents) < 2:
         raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
-    if not asked:
+    if not all_questions:
         raise InvalidOption("give a question with -q, or a file of them with --questions")
 
     from looseleaf.llm.llm import LLM
     from looseleaf.llm.load import reference_model
     from looseleaf_lab.bench.origin import describe_origin
     from looseleaf_lab.bench.results import append_rows, require_appendable
-    from looseleaf_lab.evals.calibration import Calibrated, Calibration, propose
+    from looseleaf_lab.evals.calibration import Calibration, CalibrationRow, propose
 
     origin = describe_origin()
     if output is not None:
-        require_appendable(output, [*origin, *(field.name for field in fields(Calibrated))])
+        require_appendable(output, [*origin, *(field.name for field in fields(CalibrationRow))])
     name = Path(model).name if model else checkpoint or "reference"
     llm = LLM(reference_model(checkpoint) if checkpoint else model, **explicit_options(options))
-    calibration = Calibration(llm, name, documents, asked)
+    calibration = Calibration(llm, name, documents, all_questions)
     click.echo(_line("policy", "agree", "KL", "text", "left", "again", "cost"))
 
-    def keep(row: Calibrated) -> None:
+    def keep(row: CalibrationRow) -> None:
         _show(row)
         if output is not None:
             append_rows(output, [asdict(row)], origin)
 
     rows = calibration.sweep(selectors, ratios, keep)
-    chosen = propose(rows, tolerance)
-    if chosen is None:
-        click.echo(f"nothing stays within {tolerance:.0%}: take full prefill, or a higher --ratio")
+    proposal = propose(rows, tolerance)
+    if proposal is None:
+        click.echo(f"no policy stays within {tolerance:.0%}: use full prefill, or a higher --ratio")
         return
-    fuse, row = chosen
+    fuse, row = proposal
     click.echo(f"proposed: {json.dumps(fuse.settings())}, at {row.cost:.1%} of the full prefill")
-    click.echo(_evidence(row, tolerance))
+    click.echo(_confidence(row, tolerance))
 
 
 def _questions(file: Path) -> list[str]:
@@ -120,31 +120,31 @@ def _questions(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidOption(f"{file} can't be read: {error}") from error
-    # only a line feed ends a line: splitlines would cut at other characters
+    # splitlines would also split at other characters
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
-def _evidence(row: Any, tolerance: float) -> str:
-    """How far the questions bear the proposal out."""
+def _confidence(row: Any, tolerance: float) -> str:
+    """A sentence with the agreement of the proposal and its 95 % interval."""
     from looseleaf_lab.evals.intervals import wilson
 
     same = round(row.agreement * row.questions)
     low, high = wilson(same, row.questions)
-    said = (
+    sentence = (
         f"it agrees in {same} of {row.questions} questions, 95 % interval {low:.1%} to {high:.1%}"
     )
     if 1 - low > tolerance:
-        said += f"; up to {1 - low:.1%} of answers may differ: give more questions to be surer"
-    return said
+        sentence += f"; up to {1 - low:.1%} of answers may differ: give more questions to be surer"
+    return sentence
 
 
 def _show(row: Any) -> None:
     numbers = row.agreement, row.text_deviation, row.deviation_left, row.recomputed, row.cost
-    agree, *others = (f"{number:.1%}" for number in numbers)
-    named = [row.selector, row.ratio and f"ratio {row.ratio:g}"]
-    named += [row.watched_share and f"last {row.watched_share:.3g}"]
-    named += [row.check_layers and f"layer {row.check_layers}"]
-    click.echo(_line(", ".join(filter(None, named)), agree, f"{row.kl:.4f}", *others))
+    agree, *percentages = (f"{number:.1%}" for number in numbers)
+    settings = [row.selector, row.ratio and f"ratio {row.ratio:g}"]
+    settings += [row.watched_share and f"last {row.watched_share:.3g}"]
+    settings += [row.check_layers and f"layer {row.check_layers}"]
+    click.echo(_line(", ".join(filter(None, settings)), agree, f"{row.kl:.4f}", *percentages))
 
 
 def _line(policy: str, *columns: str) -> str:

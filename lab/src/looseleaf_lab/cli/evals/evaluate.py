@@ -1,4 +1,4 @@
-"""``looseleaf eval``: how often a model is right, by task and by way of answering."""
+"""``looseleaf eval``: accuracy of a model by task and arm."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _WORLD_TASKS = (
 
 @click.group("eval", cls=SuggestingGroup)
 def evaluate() -> None:
-    """Measure how often answers are right."""
+    """Measure the accuracy of answers."""
 
 
 @evaluate.command()
@@ -25,13 +25,13 @@ def evaluate() -> None:
 @click.option("--questions", default=200, show_default=True, help="items of each task and setting")
 @click.option("--first-seed", default=0, show_default=True, help="the first held-out world")
 @click.option("--documents", default=6, show_default=True, help="documents per question")
-@click.option("--lines", default=40, show_default=True, help="questions of an output")
+@click.option("--lines", default=40, show_default=True, help="questions per output")
 @click.option("--tokens", multiple=True, type=int, help="lengths of a needle's context [1024]")
 @click.option(
     "--per-context",
     default=1,
     show_default=True,
-    help="questions about the same context, one at a time (lookup, needle)",
+    help="separate questions about the same context (lookup, needle)",
 )
 @evaluation_options
 def world(
@@ -39,10 +39,9 @@ def world(
 ) -> None:
     """Tasks over held-out generated worlds (default: lookup, bridge and chain).
 
-    Each is answered with full attention and with documents encoded by themselves and reused, or in
-    the ways of --arm. With --fuse: with full attention and under every policy. A roll-call of 40
-    lines needs --documents 50 or more, and a context of 6,000 tokens; an interview of 30 lines 8
-    documents."""
+    The default arms are full attention and reuse of documents that were encoded separately; with
+    --fuse, full attention and every policy. A roll-call of 40 lines needs --documents 50 or more
+    and a context of 6,000 tokens; an interview of 30 lines needs 8 documents."""
     from looseleaf_lab.evals.catalog import Sizes, make_tasks
 
     documents, tokens = options.pop("documents"), options.pop("tokens") or (1024,)

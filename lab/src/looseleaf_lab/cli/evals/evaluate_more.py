@@ -1,4 +1,4 @@
-"""``looseleaf eval all``, ``ruler``, ``file``: the model card again, RULER, and one's own data."""
+"""``looseleaf eval all``, ``ruler``, ``file``: the model card's figures, RULER, and own data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ _LONG_TASKS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("needle", {"tokens": (16_384,)}, 10),
     ("needle", {"tokens": (4096, 16_384), "per_context": 8}, 5),
 )
-"""What the card says of ``causal`` alone: task, sizes, and of how many questions one is asked."""
+"""Tasks of the card for ``causal`` alone: name, sizes, and the divisor of --questions."""
 
 
 @click.command("all")
@@ -26,29 +26,29 @@ _LONG_TASKS: tuple[tuple[str, dict[str, Any], int], ...] = (
     "--questions",
     default=200,
     show_default=True,
-    help="items of each task and setting; fewer of what is long: needles and roll-calls",
+    help="items of each task and setting; fewer for long ones: needles and roll-calls",
 )
 @evaluation_options
 def card(questions: int, **options: Any) -> None:
-    """The figures of the model card again, each beside the card's.
+    """Measure the figures of the model card again, and compare them.
 
-    Exit code 1 if a figure of the card lies outside the interval of what is measured."""
+    Exits with 1 if a figure of the card is outside of the measured interval."""
     from looseleaf_lab.evals.card import compare, read_card
 
     if options["model"] or options["endpoint"] or options["arms"] or options["selectors"]:
         raise InvalidOption(
-            "eval all is about the reference checkpoints as the card has them: "
+            "eval all measures the reference checkpoints of the card: "
             "use eval world for other models and policies"
         )
-    published, chosen = read_card(), options["checkpoints"]
+    published, checkpoints = read_card(), options["checkpoints"]
     figures = Evaluation.take({**options}).run(
-        partial(_sized, _CARD_TASKS, {}), held_out(0, questions)
+        partial(_make_tasks, _CARD_TASKS, {}), held_out(0, questions)
     )
-    if not chosen or "causal" in chosen:
-        alone = options | {"checkpoints": ("causal",), "arms": ("full",)}
+    if not checkpoints or "causal" in checkpoints:
+        causal_options = options | {"checkpoints": ("causal",), "arms": ("full",)}
         for name, sizes, share in _LONG_TASKS:
-            figures += Evaluation.take({**alone}).run(
-                partial(_sized, (name,), sizes), held_out(0, -(-questions // share))
+            figures += Evaluation.take({**causal_options}).run(
+                partial(_make_tasks, (name,), sizes), held_out(0, -(-questions // share))
             )
     lines, agree = compare(figures, published)
     click.echo("\n".join(["", *lines]))
@@ -56,7 +56,9 @@ def card(questions: int, **options: Any) -> None:
         raise SystemExit(1)
 
 
-def _sized(names: tuple[str, ...], sizes: dict[str, Any], count: Callable[[str], int]) -> list[Any]:
+def _make_tasks(
+    names: tuple[str, ...], sizes: dict[str, Any], count: Callable[[str], int]
+) -> list[Any]:
     from looseleaf_lab.evals.catalog import Sizes, make_tasks
 
     return make_tasks(names, Sizes(count=count, **sizes))
@@ -83,7 +85,7 @@ def ruler(
 
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise InvalidOption(f"unknown type {unknown[0]!r}: there are {', '.join(KINDS)}")
+        raise InvalidOption(f"unknown type {unknown[0]!r}: use one of {', '.join(KINDS)}")
     Evaluation.take(options).run(
         lambda count: [
             RulerTask(kind, length, count)
@@ -97,34 +99,36 @@ def ruler(
 @click.command("file")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--metric", "metrics", multiple=True, help="f1, exact, contains, rouge-l; several")
-@click.option("--instruction", help="text in front of the documents; '' for none")
+@click.option("--instruction", help="text before the documents; '' for none")
 @click.option("--max-tokens", default=64, show_default=True, help="length of an answer")
-@click.option("--page-words", default=400, show_default=True, help="cut long contexts after these")
+@click.option("--page-words", default=400, show_default=True, help="words per document of a text")
 @click.option("--join", default=1, show_default=True, help="questions answered in one output")
 @click.option("--questions", default=200, show_default=True, help="entries of each file, at most")
 @evaluation_options
 def from_file(
     paths: tuple[Path, ...], metrics: tuple[str, ...], join: int, questions: int, **options: Any
 ) -> None:
-    """Questions or summaries from JSON files in the shapes of CacheBlend and LongBench.
+    """Questions or summaries from JSON files in the formats of CacheBlend and LongBench.
 
-    With --join N, N entries make one prompt and one long output, as in LongGenBench."""
-    from looseleaf_lab.evals.files import Reading, read_tasks
+    With --join N, N entries form one prompt with one long output, as in LongGenBench."""
+    from looseleaf_lab.evals.files import FileOptions, read_tasks
     from looseleaf_lab.evals.joined import Joined
 
     if join < 1:
         raise InvalidOption("--join must be at least 1")
-    chosen = {name: options.pop(name) for name in ("instruction", "max_tokens", "page_words")}
-    reading = Reading(metrics or Reading.metrics, **chosen)
+    names = ("instruction", "max_tokens", "page_words")
+    file_options = FileOptions(
+        metrics or FileOptions.metrics, **{name: options.pop(name) for name in names}
+    )
     files = [
         replace(task, entries=task.entries[: max(0, questions)])
-        for task in read_tasks(paths, reading)
+        for task in read_tasks(paths, file_options)
     ]
     evaluation = Evaluation.take(options)
     for task in files:
-        together = min(join, len(task.entries))
+        joined_count = min(join, len(task.entries))
         prompts = range(-(-len(task.entries) // join))
-        evaluation.run_these([Joined(task, together) if join > 1 else task], prompts)
+        evaluation.run_these([Joined(task, joined_count) if join > 1 else task], prompts)
 
 
 @click.command()

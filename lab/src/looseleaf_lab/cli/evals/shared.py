@@ -1,4 +1,4 @@
-"""What ``looseleaf eval`` commands share: models, arms, progress, kept answers, rows."""
+"""The common part of ``looseleaf eval`` commands: models, arms, progress, stored answers, rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from looseleaf.cli.policies import (
 )
 from looseleaf.config import Fuse
 from looseleaf.errors import InvalidOption
-from looseleaf_lab.cli.bench.report import appendable, target_of
+from looseleaf_lab.cli.bench.report import check_appendable, target_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,44 +33,43 @@ _OPTIONS = (
         multiple=True,
         metavar="NAME",
         callback=lambda context, parameter, names: tuple(map(checkpoint_of, names)),
-        help=f"reference models: {', '.join(REFERENCE_MODELS)} [default: both, unless --model is "
-        "given]",
+        help=f"reference models: {', '.join(REFERENCE_MODELS)} [default: both, without --model]",
     ),
-    click.option("--arm", "arms", multiple=True, help="ways of answering [default: full, reuse]"),
-    click.option("--endpoint", metavar="URL", help="ask a server with the OpenAI API instead"),
-    click.option("--served-model", metavar="NAME", help="the model to ask for at --endpoint"),
-    click.option("--endpoint-key", envvar="OPENAI_API_KEY", help="its key", show_envvar=True),
+    click.option("--arm", "arms", multiple=True, help="kinds of answers [default: full, reuse]"),
+    click.option("--endpoint", metavar="URL", help="use a server with the OpenAI API instead"),
+    click.option("--served-model", metavar="NAME", help="name of the model at --endpoint"),
+    click.option("--endpoint-key", envvar="OPENAI_API_KEY", help="its API key", show_envvar=True),
     click.option(
         "--documents-as",
         type=click.Choice(("text", "parts")),
         default="text",
         show_default=True,
-        help="how documents are sent to --endpoint",
+        help="form of the documents at --endpoint",
     ),
-    click.option("--form", type=click.Choice(("chat", "bare")), help="[default: chat if it can]"),
-    click.option("--batch", default=16, show_default=True, help="items asked at a time"),
+    click.option("--form", type=click.Choice(("chat", "bare")), help="[default: chat if possible]"),
+    click.option("--batch", default=16, show_default=True, help="items per batch"),
     click.option(
         "--processes",
         default=1,
         show_default=True,
-        help="processes that answer at the same time, each with a model and a pool of its own",
+        help="parallel processes, each with its own model and pool",
     ),
     click.option(
         "--answers",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="file in which answers are kept, so that a run can go on",
+        help="file that stores answers, so that a run can resume",
     ),
     click.option(
         "--output",
         type=click.Path(path_type=Path, dir_okay=False),
-        callback=appendable,
+        callback=check_appendable,
         help="CSV file to append to [default: results/evals.csv if there is a results folder]",
     ),
 )
 
 
 def evaluation_options(command: Command) -> Command:
-    """Adds the flags of every evaluation; `Evaluation.take` reads them."""
+    """Add the options of every evaluation; `Evaluation.take` reads them."""
     command = fuse_options(several=True)(reading_options(engine_options(command)))
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -79,7 +78,7 @@ def evaluation_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the flags ask for: which models answer in which ways, and where figures go."""
+    """The models, arms and files of an evaluation, from its options."""
 
     choices: dict[str, Any]
     fuses: Sequence[Fuse]
@@ -88,7 +87,7 @@ class Evaluation:
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> "Evaluation":
-        """Reads the flags. Raises InvalidOption for flags that exclude each other."""
+        """Read the options. Raises InvalidOption for options that exclude each other."""
         from looseleaf_lab.evals.catalog import ARMS
 
         fuses, readings = take_fuses(options), take_readings(options)
@@ -96,15 +95,15 @@ class Evaluation:
             {name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)}
         )
         choices = options
-        chosen = [
+        sources = [
             f"--{flag}"
             for flag, name in (("model", "model"), ("checkpoint", "checkpoints"), ("endpoint",) * 2)
             if choices[name]
         ]
-        if len(chosen) > 1:
-            raise InvalidOption(f"give one of {' and '.join(chosen)}")
+        if len(sources) > 1:
+            raise InvalidOption(f"give one of {' and '.join(sources)}")
         if choices["endpoint"] and not choices["served_model"]:
-            raise InvalidOption("--endpoint needs --served-model, the name to ask for there")
+            raise InvalidOption("--endpoint needs --served-model, the name of its model")
         if choices["endpoint"] and (fuses or readings or choices["arms"]):
             raise InvalidOption(
                 "--arm, --fuse and --select are for models in this process, not --endpoint"
@@ -113,7 +112,7 @@ class Evaluation:
             raise InvalidOption("--processes is for models on this machine, not --endpoint")
         unknown = [name for name in choices["arms"] if name not in ARMS]
         if unknown:
-            raise InvalidOption(f"unknown arm {unknown[0]!r}: there are {', '.join(ARMS)}")
+            raise InvalidOption(f"unknown arm {unknown[0]!r}: use one of {', '.join(ARMS)}")
         if choices["batch"] < 1:
             raise InvalidOption("--batch must be at least 1")
         if choices["processes"] < 1:
@@ -121,8 +120,9 @@ class Evaluation:
         return cls(choices, fuses, readings, engine)
 
     def run(self, make_tasks: Callable[[Callable[[str], int]], Any], seeds: range) -> list[Any]:
-        """Every task under every arm of every model; shows and returns the figures, and appends
-        them to the file of results. ``make_tasks`` is told how a model counts tokens."""
+        """Run every task under every arm of every model; print, append and return the figures.
+
+        ``make_tasks`` gets the model's function for counting tokens."""
         from looseleaf_lab.evals.figures import summarize
 
         if len(seeds) < 1:
@@ -132,11 +132,13 @@ class Evaluation:
         for model, folder, runner, arms, count in self._models():
             tasks = make_tasks(count)
             if self.choices["processes"] > 1:
-                self._ask_crew(runner, folder, (tasks, arms), seeds, model)
+                self._answer_in_pool(runner, folder, tasks, arms, seeds, model)
             for task in tasks:
                 scored: dict[str, Any] = {}
                 for arm in arms:
-                    scored[arm.name] = self._ask(runner, (task, arm), seeds, model)
+                    label = f"{model}: {task.name}, {task.setting}, {arm.name}"
+                    with _progress(label, len(seeds)) as on_answer:
+                        scored[arm.name] = runner.run(task, arm, seeds, on_answer)
                     against = _baseline(arm.name, scored)
                     rows = summarize(model, task, arm, seeds, scored[arm.name], against)
                     figures += rows
@@ -145,12 +147,11 @@ class Evaluation:
         return figures
 
     def run_these(self, tasks: Sequence[Any], seeds: range) -> list[Any]:
-        """`run` for tasks that need not know how tokens are counted."""
+        """`run` for tasks that do not count tokens."""
         return self.run(lambda count: tasks, seeds)
 
     def _models(self) -> Iterator[tuple[str, Any, Any, list[Any], Callable[[str], int]]]:
-        """Each model's name, its folder, its runner, its arms, and how many tokens a text has for
-        it."""
+        """Each model's name, folder, runner, arms, and function for counting tokens."""
         from looseleaf.llm.llm import LLM
         from looseleaf.llm.load import find_model, reference_model
         from looseleaf.models import model_fingerprint
@@ -159,40 +160,40 @@ class Evaluation:
         from looseleaf_lab.evals.run import AnswerFile, Runner, Source
         from looseleaf_lab.evals.world import count_words
 
-        chosen, code = self.choices, describe_origin()["commit"]
-        if chosen["answers"] and code.endswith("-dirty"):
-            raise InvalidOption("--answers needs committed code: else nobody knows what gave them")
+        choices, code = self.choices, describe_origin()["commit"]
+        if choices["answers"] and code.endswith("-dirty"):
+            raise InvalidOption("--answers needs committed code, to identify its answers: commit")
         answers = None
-        if chosen["answers"] or chosen["processes"] > 1:
-            answers = AnswerFile(chosen["answers"])
-        if chosen["endpoint"]:
-            name = chosen["served_model"]
-            source = Source(code, name, chosen["endpoint"])
-            key = chosen["endpoint_key"] or ""
-            arm = EndpointArm(chosen["endpoint"], name, key, chosen["documents_as"])
-            yield name, None, Runner(source, answers, chosen["batch"]), [arm], count_words
+        if choices["answers"] or choices["processes"] > 1:
+            answers = AnswerFile(choices["answers"])
+        if choices["endpoint"]:
+            name = choices["served_model"]
+            source = Source(code, name, choices["endpoint"])
+            key = choices["endpoint_key"] or ""
+            arm = EndpointArm(choices["endpoint"], name, key, choices["documents_as"])
+            yield name, None, Runner(source, answers, choices["batch"]), [arm], count_words
             return
-        folders: dict[str, Any] = {chosen["model"]: chosen["model"]}
-        if not chosen["model"]:
-            names = chosen["checkpoints"] or ("causal", "block")
+        folders: dict[str, Any] = {choices["model"]: choices["model"]}
+        if not choices["model"]:
+            names = choices["checkpoints"] or ("causal", "block")
             folders = {name: reference_model(name) for name in names}
         for name, folder in folders.items():
-            # a file of answers is for later runs, and a model may have changed by then
-            kept = bool(chosen["answers"])
-            weights = model_fingerprint(find_model(folder), whole=kept).hex()
+            # later runs reuse a file of answers, so its models need a whole fingerprint
+            is_stored = bool(choices["answers"])
+            weights = model_fingerprint(find_model(folder), whole=is_stored).hex()
             settings = repr(sorted(self.engine.items()))
-            runner = Runner(Source(code, name, weights + settings), answers, chosen["batch"])
+            runner = Runner(Source(code, name, weights + settings), answers, choices["batch"])
             llm = LLM(folder, **self.engine)
             yield name, folder, runner, self.arms(llm), _counter(llm)
 
     def make_arms(self, folder: Any) -> list[Any]:
-        """The arms over a model of their own."""
+        """The arms over a new instance of the model."""
         from looseleaf.llm.llm import LLM
 
         return self.arms(LLM(folder, **self.engine))
 
     def arms(self, llm: Any) -> list[Any]:
-        """The ways of answering, over ``llm``."""
+        """The arms of the evaluation over ``llm``."""
         from looseleaf_lab.evals.arms import (
             EngineArm,
             EvictingArm,
@@ -203,8 +204,8 @@ class Evaluation:
         from looseleaf_lab.evals.catalog import ARMS
 
         form = self.choices["form"]
-        alone = ("full",) if self.fuses or self.readings else ("full", "reuse")
-        names = self.choices["arms"] or alone
+        default_names = ("full",) if self.fuses or self.readings else ("full", "reuse")
+        names = self.choices["arms"] or default_names
         policies = [EngineArm(llm, str(fuse), "lead", form=form, fuse=fuse) for fuse in self.fuses]
         for reading in self.readings:
             select, revise = reading.select, reading.revise
@@ -212,42 +213,54 @@ class Evaluation:
                 policies.append(EvictingArm(llm, reading.policy, reading.budget, form=form))
                 continue
             if select.policy == "retrieval":
-                # what is found is exact: what the policy costs, and not what an index misses
+                # a flat index is exact: the figure excludes an index's misses
                 keys = select.ratio or select.tokens
                 assert keys is not None
-                how = {"kind": "flat", "form": form, "layer_budgets": select.layer_budgets}
-                policies.append(HostedArm(llm, keys, revise=revise, **how))
+                arm = HostedArm(
+                    llm,
+                    keys,
+                    kind="flat",
+                    form=form,
+                    revise=revise,
+                    layer_budgets=select.layer_budgets,
+                )
+                policies.append(arm)
                 continue
-            # a name says all that an answer depends on
+            # the name has every setting that affects an answer
             layers = ", every layer" if select.dense_layers == () else ""
             stale = ", stale" if revise and revise.local == "stale" else ""
             name = f"{select}{layers}" + (f"{_REVISED}{revise.window}{stale}" if revise else "")
-            chosen: dict[str, Any] = {"select": select, **({"revise": revise} if revise else {})}
-            arm = EngineArm(llm, name, "prompt", form=form, report=report_reading, **chosen)
-            policies.append(arm)
+            policies_of_arm: dict[str, Any] = {
+                "select": select,
+                **({"revise": revise} if revise else {}),
+            }
+            policies.append(
+                EngineArm(llm, name, "prompt", form=form, report=report_reading, **policies_of_arm)
+            )
         arms: list[Any] = [*(ARMS[name](llm, form) for name in names), *policies]
         if form is not None and form != default_form(llm):
-            # answers and rows are told apart by it
+            # the form is part of the key of answers and rows
             for arm in arms:
                 arm.name = f"{form}: {arm.name}"
         return arms
 
-    def _ask(self, runner: Any, asked: tuple[Any, Any], seeds: range, model: str) -> list[Any]:
-        task, arm = asked
-        with _progress(f"{model}: {task.name}, {task.setting}, {arm.name}", len(seeds)) as told:
-            done: list[Any] = runner.run(task, arm, seeds, told)
-            return done
+    def _answer_in_pool(
+        self,
+        runner: Any,
+        folder: Any,
+        tasks: Sequence[Any],
+        arms: Sequence[Any],
+        seeds: range,
+        model: str,
+    ) -> None:
+        """Answer everything in several processes; the runner then reuses the answers."""
+        from looseleaf_lab.evals.crew import WorkerPool
 
-    def _ask_crew(self, runner: Any, folder: Any, asked: Any, seeds: range, model: str) -> None:
-        """Have several processes answer everything; the runner finds it all afterwards."""
-        from looseleaf_lab.evals.crew import Crew
-
-        tasks, arms = asked
-        with Crew(self.choices["processes"], partial(self.make_arms, folder)) as crew:
+        with WorkerPool(self.choices["processes"], partial(self.make_arms, folder)) as pool:
             for task in tasks:
                 label = f"{model}: {task.name}, {task.setting}, {len(arms)} arms"
-                with _progress(label, len(seeds) * len(arms)) as told:
-                    runner.run_ahead((task, arms), seeds, crew, told)
+                with _progress(label, len(seeds) * len(arms)) as on_answer:
+                    runner.run_ahead(task, arms, seeds, pool, on_answer)
 
     @property
     def _target(self) -> Path | None:
@@ -272,26 +285,36 @@ class Evaluation:
 
 @contextmanager
 def _progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar that is told how many are done."""
+    """A progress bar; yields a function that sets the number of finished items."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        job = bar.add_task(label, total=total)
-        yield lambda number: bar.update(job, completed=number)
+        task = bar.add_task(label, total=total)
+        yield lambda number: bar.update(task, completed=number)
 
 
 def _baseline(arm: str, scored: dict[str, Any]) -> tuple[str, Any] | None:
-    """What an arm's gain is over: its own policy if rows are revised, else the first arm."""
-    alone = arm.split(_REVISED)[0]
-    name = alone if alone != arm and alone in scored else next(iter(scored))
+    """The baseline of an arm: its own policy for revised rows, else the first arm."""
+    policy = arm.split(_REVISED)[0]
+    name = policy if policy != arm and policy in scored else next(iter(scored))
     return None if name == arm else (name, scored[name])
 
 
 def held_out(first_seed: int, questions: int) -> range:
-    """The seeds of the worlds that are asked about; raises InvalidOption for training worlds."""
+    """The seeds of the evaluated worlds. Raises InvalidOption for training worlds."""
     from looseleaf_lab.evals.world import TRAINING_SEEDS_START
 
     if not 0 <= first_seed <= TRAINING_SEEDS_START - questions:
@@ -306,8 +329,8 @@ def _counter(llm: Any) -> Callable[[str], int]:
 
 
 def show_figures(rows: Sequence[Any]) -> None:
-    """Say what one arm came to: its first metric with its gain, then the others."""
-    first, *others = rows
+    """Print one arm's first metric with its gain, then its other metrics."""
+    first, *other_figures = rows
     gain = (
         f", {100 * first.gain:+.1f} points over {first.against} "
         f"({100 * first.gain_low:+.1f} to {100 * first.gain_high:+.1f})"
@@ -319,5 +342,7 @@ def show_figures(rows: Sequence[Any]) -> None:
         f"{first.value:6.1%} of {first.items}, 95 % interval {first.low:.1%} to {first.high:.1%}"
         + gain
     )
-    if others:
-        click.echo("".ljust(10) + ", ".join(f"{row.metric} {row.value:.1%}" for row in others))
+    if other_figures:
+        click.echo(
+            "".ljust(10) + ", ".join(f"{row.metric} {row.value:.1%}" for row in other_figures)
+        )

@@ -1,4 +1,4 @@
-"""Tables, plots and one static page from the rows in ``results/``; runs no model."""
+"""Tables, plots and one static page from the rows in ``results/``, without a model."""
 
 from looseleaf_lab.evals.report.page import write_report
 

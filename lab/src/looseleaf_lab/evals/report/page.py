@@ -1,4 +1,4 @@
-"""The report: every plot as a file, all tables in Markdown, and one page that holds them all."""
+"""The report: a file per plot, all tables in Markdown, and one page with everything."""
 
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,20 +24,20 @@ from looseleaf_lab.evals.report.tables import Table
 
 _CHARTS: Mapping[str, tuple[str, Callable[[Sequence[Row]], Iterable[Chart]]]] = MappingProxyType(
     {
-        "evals": ("How often answers are right", quality_charts),
-        "roll_call": ("What a roll-call must read", reading_charts),
-        "interview": ("What an interview must read", reading_charts),
-        "blend": ("How much must be computed again", budget_charts),
-        "hits": ("What a cache holds", hits_charts),
-        "relay": ("A prompt that all requests share", relay_charts),
+        "evals": ("Share of right answers", quality_charts),
+        "roll_call": ("Keys read by a roll-call", reading_charts),
+        "interview": ("Keys read by an interview", reading_charts),
+        "blend": ("Quality by recomputed share", budget_charts),
+        "hits": ("Hit ratios of a cache", hits_charts),
+        "relay": ("A prefix that all requests share", relay_charts),
         "lazy": ("Documents stored once", lazy_charts),
         "rate": ("First tokens while requests arrive", rate_charts),
-        "fuse": ("First tokens by what is computed again", fuse_charts),
-        "tiers": ("First tokens by where documents are", tiers_charts),
-        "select": ("Decoding that reads less", select_charts),
-        "attention": ("Attention beside its roofline", frames_charts),
-        "hosted": ("Documents in the host's memory", hosted_charts),
-        "serving": ("A server beside its floors", lambda rows: ()),
+        "fuse": ("First tokens by recomputed tokens", fuse_charts),
+        "tiers": ("First tokens by storage tier", tiers_charts),
+        "select": ("Decoding with selection", select_charts),
+        "attention": ("Attention and its roofline", frames_charts),
+        "hosted": ("Documents in host memory", hosted_charts),
+        "serving": ("A server and its floors", lambda rows: ()),
     }
 )
 _TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxyType(
@@ -49,7 +49,7 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], Sequence[Table]]] = MappingProxy
         "serving": lambda rows: list(serving_tables(rows)),
     }
 )
-# where the newest row counts whatever machine it is of: what is right, and what is counted
+# results that do not depend on the machine: accuracies and counts
 _OF_ANY_MACHINE = frozenset(("evals", "roll_call", "interview", "blend", "hits"))
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
@@ -62,9 +62,9 @@ p.origin { color: #4a5568; font-size: 13px }
 
 
 def write_report(results: Path, output: Path, kind: Format = "svg") -> list[Path]:
-    """Draw what is in the folder ``results`` into the folder ``output``; returns the files.
+    """Draw the results of the folder ``results`` into the folder ``output``; returns the files.
 
-    Raises InvalidOption if there is nothing to draw."""
+    Raises InvalidOption if there are no results."""
     sections, written = [], []
     tables: list[Table] = []
     output.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def write_report(results: Path, output: Path, kind: Format = "svg") -> list[Path
         path = results / f"{name}.csv"
         if not path.is_file():
             continue
-        rows = read_rows(path, apart=name not in _OF_ANY_MACHINE)
+        rows = read_rows(path, per_machine=name not in _OF_ANY_MACHINE)
         parts = [f"<h2>{html.escape(title)}</h2>"]
         for chart in charts_of(rows):
             picture = output / f"{chart.name}.{kind}"
@@ -80,9 +80,9 @@ def write_report(results: Path, output: Path, kind: Format = "svg") -> list[Path
             written.append(picture)
             svg = draw(chart, "svg").decode()
             parts.append(svg[svg.index("<svg") :])
-        own = _TABLES[name](rows) if name in _TABLES else ()
-        parts += [table.html() for table in own]
-        tables += own
+        section_tables = _TABLES[name](rows) if name in _TABLES else ()
+        parts += [table.html() for table in section_tables]
+        tables += section_tables
         parts.append(f'<p class="origin">{html.escape(origin_of(rows))}.</p>')
         sections.append("\n".join(parts))
     if not sections:

@@ -1,5 +1,5 @@
-"""Charts and tables of ``roll_call.csv`` and ``interview.csv``: long outputs, by what each of their
-tokens reads."""
+"""Charts and tables of ``roll_call.csv`` and ``interview.csv``: long outputs by the keys that each
+token reads."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ _SHARE = "right, %"
 _BUDGET = "keys read, % of the context"
 _REVISED = ", revise "
 _STALE = ", stale"
-# RetroAttention (arXiv 2508.09001): with one later row and with seven
+# RetroAttention (arXiv 2508.09001): with one and with seven later rows
 _PUBLISHED = Series("published", (1.0, 7.0), (1.17, 1.60))
 
 _Points = Mapping[str, Sequence[tuple[float, Row]]]
@@ -20,25 +20,25 @@ _Exposure = Mapping[str, Mapping[int, float]]
 
 
 def reading_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each model and task: policies by budget, revision by budget, exposure by later rows."""
-    for (model, task, setting), own in _outputs(rows).items():
-        about = f"{model}: {task}, {setting}"
+    """Per model and task: policies by budget, revision by budget, exposure by later rows."""
+    for (model, task, setting), output_rows in _outputs(rows).items():
+        title = f"{model}: {task}, {setting}"
         name = f"{model}_{task}_{setting}".replace(" ", "_").replace(",", "")
-        policies = _policies(own)
-        alone = {key: points for key, points in policies.items() if _REVISED not in key}
-        if alone:
-            yield _budgets(f"select_{name}", about, alone, own)
+        policies = _policies(output_rows)
+        unrevised = {key: points for key, points in policies.items() if _REVISED not in key}
+        if unrevised:
+            yield _budgets(f"select_{name}", title, unrevised, output_rows)
         revised = {
             key: points
             for key, points in policies.items()
             if key.split(_REVISED)[0] in {k.split(_REVISED)[0] for k in policies if _REVISED in k}
         }
         if revised:
-            yield _budgets(f"revise_{name}", about, revised, own)
-        if exposure := tuple(_widest(_exposure(own))):
+            yield _budgets(f"revise_{name}", title, revised, output_rows)
+        if exposure := tuple(_widest(_exposure(output_rows))):
             yield Chart(
                 f"exposure_{name}",
-                about,
+                title,
                 "pages seen, over those of a row's own step",
                 exposure,
                 x_label="later rows",
@@ -47,41 +47,41 @@ def reading_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def reading_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """For each model and task: a line a policy and a column a budget; and where rows are revised,
-    the pages that they saw over those of their own step, by later rows."""
-    for (model, task, setting), own in _outputs(rows).items():
-        policies = _policies(own)
+    """Per model and task: a line per policy and a column per budget, and the effective exposure of
+    revised rows by later rows."""
+    for (model, task, setting), output_rows in _outputs(rows).items():
+        policies = _policies(output_rows)
         budgets = sorted({budget for points in policies.values() for budget, _ in points})
         lines = [
             (row["arm"], *([percent_of(row)] * len(budgets)))
-            for row in main_rows(own)
+            for row in main_rows(output_rows)
             if policy_of(row) is None
         ]
         for name, points in policies.items():
             cells = dict(points)
-            found = (cells.get(budget) for budget in budgets)
-            lines.append((name, *(percent_of(row) if row else "" for row in found)))
+            cells_of_policy = (cells.get(budget) for budget in budgets)
+            lines.append((name, *(percent_of(row) if row else "" for row in cells_of_policy)))
         title = f"{model}: {task}, {setting}: right answers, percent (95 % interval; outputs)"
         heads = (f"{100 * budget:g} %" for budget in budgets)
         yield Table(title, ("reads", *heads), tuple(lines))
-        if exposure := _exposure(own):
+        if exposure := _exposure(output_rows):
             yield _exposure_table(f"{model}: {task}, {setting}: effective KV exposure", exposure)
 
 
 def _outputs(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    outputs: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        found[row["model"], row["task"], row["setting"]].append(row)
-    return found
+        outputs[row["model"], row["task"], row["setting"]].append(row)
+    return outputs
 
 
 def _policies(rows: Sequence[Row]) -> _Points:
-    """Each policy with its budgets."""
-    found: dict[str, list[tuple[float, Row]]] = defaultdict(list)
+    """Each policy with its budgets and rows."""
+    policies: dict[str, list[tuple[float, Row]]] = defaultdict(list)
     for row in main_rows(rows):
         if (policy := policy_of(row)) is not None:
-            found[policy[0]].append((policy[1], row))
-    return found
+            policies[policy[0]].append((policy[1], row))
+    return policies
 
 
 def _budgets(name: str, title: str, policies: _Points, rows: Sequence[Row]) -> Chart:
@@ -89,21 +89,21 @@ def _budgets(name: str, title: str, policies: _Points, rows: Sequence[Row]) -> C
         series_of(rows, policy, [(100 * budget, row) for budget, row in points])
         for policy, points in policies.items()
     )
-    ends = sorted({x for one in series for x in one.x})
-    level = tuple(
+    ends = sorted({x for line in series for x in line.x})
+    levels = tuple(
         Series(row["arm"], (ends[0], ends[-1]), (100 * float(row["value"]),) * 2)
         for row in main_rows(rows)
         if policy_of(row) is None
     )
-    return Chart(name, title, _SHARE, series, x_label=_BUDGET, points=level)
+    return Chart(name, title, _SHARE, series, x_label=_BUDGET, points=levels)
 
 
 def _exposure(rows: Sequence[Row]) -> _Exposure:
-    """By budget and window, those of one policy together: the exposure after so many later rows.
+    """Exposure after each number of later rows, by budget and window, grouped by policy.
 
-    It counts what was sealed, so that it is not said of rows whose stale reads of other pages are
-    theirs for good."""
-    found: dict[tuple[str, float, int], dict[int, float]] = defaultdict(dict)
+    Exposure counts sealed reads. It is undefined for stale rows, which keep reads of other
+    pages."""
+    exposures: dict[tuple[str, float, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
         policy = policy_of(row)
         if policy is None or not row["metric"].startswith("exposure_"):
@@ -112,16 +112,16 @@ def _exposure(rows: Sequence[Row]) -> _Exposure:
             continue
         name, window = policy[0].split(_REVISED)
         later = int(row["metric"].removeprefix("exposure_"))
-        found[name, policy[1], int(window)][later] = float(row["value"])
-    # of its name what comes after the policy's own: "every layer"
+        exposures[name, policy[1], int(window)][later] = float(row["value"])
+    # the label omits the policy's own name: "every layer" remains
     return {
         ", ".join([f"{100 * budget:g} %", *name.split(", ")[1:], f"revise {window}"]): ratios
-        for (name, budget, window), ratios in sorted(found.items())
+        for (name, budget, window), ratios in sorted(exposures.items())
     }
 
 
 def _widest(exposure: _Exposure) -> Iterator[Series]:
-    """One line a budget, of the widest window that was run."""
+    """A line per budget, of the widest measured window."""
     windows = {name: int(name.rpartition(_REVISED)[2]) for name in exposure}
     for name, ratios in exposure.items():
         if windows[name] == max(windows.values()):

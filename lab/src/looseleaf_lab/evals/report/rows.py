@@ -1,4 +1,4 @@
-"""Rows of result files, one of each kind."""
+"""Rows of result files, one per kind of measurement."""
 
 import csv
 import re
@@ -24,13 +24,11 @@ _MEASURED = frozenset(
 _SETTING = re.compile(r"^(.*?),? (?:ratio|tokens|budget|share|top) ([\d.]+)(.*)$")
 
 
-def read_rows(path: Path, *, apart: bool = False) -> list[Row]:
-    """The rows of a file of results, of those that measure the same only one: that of most items,
-    of these the newest.
+def read_rows(path: Path, *, per_machine: bool = False) -> list[Row]:
+    """The rows of a file of results; of equal measurements only the newest with most items.
 
-    Rows measure the same if they differ in nothing but origin, seeds and figures; those of several
-    machines do not where they are to be kept ``apart``, as times are. Raises InvalidOption if the
-    file can't be read as CSV."""
+    Measurements are equal if all columns but origin, seeds and figures are; with ``per_machine``,
+    also the machine. Raises InvalidOption if the file can't be read as CSV."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [dict(row) for row in csv.DictReader(file)]
@@ -39,7 +37,7 @@ def read_rows(path: Path, *, apart: bool = False) -> list[Row]:
     newest: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
         kind = tuple(item for item in row.items() if item[0] not in _MEASURED | set(ORIGIN))
-        if apart:
+        if per_machine:
             kind += (("machine", _machine_of(row)),)
         if kind in newest and int(row.get("items") or 0) < int(newest[kind].get("items") or 0):
             continue
@@ -50,7 +48,7 @@ def read_rows(path: Path, *, apart: bool = False) -> list[Row]:
 
 @dataclass(frozen=True)
 class Series:
-    """Values with their bounds over x, by the name that stands in the legend."""
+    """Values with optional bounds over x, and the name in the legend."""
 
     name: str
     x: tuple[float, ...]
@@ -60,7 +58,7 @@ class Series:
 
 
 def series_of(rows: Sequence[Row], name: str, points: Sequence[tuple[float, Row]]) -> Series:
-    """A series of rows with ``value``, ``low`` and ``high`` in percent, ordered by x."""
+    """A series of ``value``, ``low`` and ``high`` in percent, ordered by x."""
     ordered = sorted(points, key=lambda point: point[0])
     columns = [
         tuple(100 * float(row[column]) for _, row in ordered) for column in ("value", "low", "high")
@@ -69,7 +67,7 @@ def series_of(rows: Sequence[Row], name: str, points: Sequence[tuple[float, Row]
 
 
 def main_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of each task's first metric: that which stands first in the file."""
+    """The rows of each task's main metric: the first one in the file."""
     first: dict[str, str] = {}
     for row in rows:
         first.setdefault(row["task"], row["metric"])
@@ -78,17 +76,17 @@ def main_rows(rows: Sequence[Row]) -> list[Row]:
 
 def length_of(row: Row) -> int | None:
     """The tokens of a setting such as ``"1024 tokens, 8 needles"``, None for others."""
-    found = re.match(r"^(\d+) tokens(, \d+ needles)?$", row["setting"])
-    return int(found[1]) if found else None
+    match = re.match(r"^(\d+) tokens(, \d+ needles)?$", row["setting"])
+    return int(match[1]) if match else None
 
 
 def policy_of(row: Row) -> tuple[str, float] | None:
     """An arm's name without its budget, and the budget: ``("links", 0.15)``; None without one."""
-    found = _SETTING.match(row["arm"])
-    return (found[1] + found[3], float(found[2])) if found else None
+    match = _SETTING.match(row["arm"])
+    return (match[1] + match[3], float(match[2])) if match else None
 
 
-def grouped(
+def group_series(
     rows: Sequence[Row],
     group: Callable[[Row], str],
     value: Callable[[Row], float],
@@ -96,29 +94,29 @@ def grouped(
     order: Sequence[str] = (),
     arms: Sequence[str] = (),
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    """A series for each arm, over the names of groups.
+    """A series per arm, over the names of groups.
 
-    Groups come in ``order`` and series in that of ``arms``; names that these lack come last, as
-    the rows have them."""
-    # what was measured again, by other counts, is one bar: the newest
+    Groups are in ``order`` and series in the order of ``arms``; other names follow in the order of
+    the rows."""
+    # a repeated measurement with other counts replaces its bar
     newest = {(row["arm"], group(row)): row for row in rows}
     groups = in_order((group(row) for row in rows), order)
     series = []
     for arm in in_order((row["arm"] for row in rows), arms):
-        own = {name: row for (whose, name), row in newest.items() if whose == arm}
-        at = tuple(float(groups.index(name)) for name in own)
-        series.append(Series(arm, at, tuple(value(row) for row in own.values())))
+        rows_of_arm = {name: row for (row_arm, name), row in newest.items() if row_arm == arm}
+        positions = tuple(float(groups.index(name)) for name in rows_of_arm)
+        series.append(Series(arm, positions, tuple(value(row) for row in rows_of_arm.values())))
     return tuple(series), tuple(groups)
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Each name once, in ``order``; names that it lacks last, as they come."""
-    known = list(dict.fromkeys(names))
-    return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
+    """Distinct names in ``order``; other names follow in their own order."""
+    distinct = list(dict.fromkeys(names))
+    return sorted(distinct, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def over(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Series, ...]:
-    """A series for each arm, over the numbers in column ``x``, the newest row at each."""
+def line_series(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Series, ...]:
+    """A series per arm, over the numbers in column ``x``; the newest row counts."""
     series = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         points = sorted({float(row[x]): value(row) for row in rows if row["arm"] == arm}.items())
@@ -127,20 +125,27 @@ def over(rows: Sequence[Row], x: str, value: Callable[[Row], float]) -> tuple[Se
 
 
 def by_machine(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each machine, with a word for the names of its files."""
+    """The rows of each machine, with a slug for file names."""
     machines = list(map(_machine_of, rows))
     for machine in dict.fromkeys(machines):
-        word = re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
-        yield word, [row for row, own in zip(rows, machines, strict=True) if own == machine]
+        slug = re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
+        yield (
+            slug,
+            [
+                row
+                for row, row_machine in zip(rows, machines, strict=True)
+                if row_machine == machine
+            ],
+        )
 
 
 def _machine_of(row: Row) -> str:
-    # the number of threads tells nothing apart
+    # machines differ by their name, not by the number of threads
     return row["hardware"].partition(",")[0]
 
 
 def origin_of(rows: Sequence[Row]) -> str:
-    """Commits, days and hardware that figures come from, as a sentence's end."""
+    """Hardware, dates and commits of the figures, as the end of a sentence."""
     commits = sorted({row["commit"] for row in rows})
     days = sorted({row["date"] for row in rows})
     machines = sorted({row["hardware"] for row in rows})

@@ -1,11 +1,11 @@
-"""Charts of what the papers claim of sharing, of documents stored once, and of first tokens: of
+"""Charts of the papers' claims on sharing, documents stored once and first tokens, from
 ``hits.csv``, ``relay.csv``, ``lazy.csv`` and ``rate.csv``."""
 
 import re
 from collections.abc import Iterator, Sequence
 
 from looseleaf_lab.evals.report.charts import Chart
-from looseleaf_lab.evals.report.rows import Row, Series, by_machine, grouped, over
+from looseleaf_lab.evals.report.rows import Row, Series, by_machine, group_series, line_series
 
 _CACHES = {
     "once": "stored once",
@@ -17,60 +17,67 @@ _PER_REQUEST = "5"
 
 
 def hits_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Hit ratios by budget and skew, what the paper published as marks; the closed form's case."""
-    usual = [r for r in rows if r["lengths"] == "equal" and r["per_request"] == _PER_REQUEST]
-    if usual:
-        yield _hit_ratios(usual)
+    """Hit ratios by budget and skew, with the paper's figures as marks; the case of the closed
+    form."""
+    standard = [r for r in rows if r["lengths"] == "equal" and r["per_request"] == _PER_REQUEST]
+    if standard:
+        yield _hit_ratios(standard)
     yield from _closed_form([row for row in rows if row["per_request"] != _PER_REQUEST])
 
 
-def _hit_ratios(usual: Sequence[Row]) -> Chart:
-    cells = list(dict.fromkeys((row["alpha"], row["budget_gb"]) for row in usual))
+def _hit_ratios(standard: Sequence[Row]) -> Chart:
+    cells = list(dict.fromkeys((row["alpha"], row["budget_gb"]) for row in standard))
     series, points = [], []
     for cache, name in _CACHES.items():
-        own = [row for row in usual if row["cache"] == cache]
-        at = [float(cells.index((row["alpha"], row["budget_gb"]))) for row in own]
-        series.append(Series(name, tuple(at), tuple(100 * float(row["reused"]) for row in own)))
-        known = [(x, float(row["paper"])) for x, row in zip(at, own, strict=True) if row["paper"]]
-        if known:
-            points.append(Series(name, tuple(x for x, _ in known), tuple(y for _, y in known)))
+        cache_rows = [row for row in standard if row["cache"] == cache]
+        positions = [float(cells.index((row["alpha"], row["budget_gb"]))) for row in cache_rows]
+        series.append(
+            Series(name, tuple(positions), tuple(100 * float(row["reused"]) for row in cache_rows))
+        )
+        published = [
+            (x, float(row["paper"]))
+            for x, row in zip(positions, cache_rows, strict=True)
+            if row["paper"]
+        ]
+        if published:
+            points.append(
+                Series(name, tuple(x for x, _ in published), tuple(y for _, y in published))
+            )
     groups = tuple(f"α {alpha}, {float(budget):g} GB" for alpha, budget in cells)
     title = "Documents found in the cache (published: another trace, LazyAttention's own)"
     return Chart("hits", title, "hit ratio, %", tuple(series), groups, points=tuple(points))
 
 
 def _closed_form(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Hits of a cache that drops what was not used for longest, beside those of one that holds the
-    most popular."""
-    known = [row for row in rows if row["closed_form"]]
-    if known:
-        places = tuple(float(n) for n in range(len(known)))
+    """Hits of an LRU cache, against a cache of the most popular documents."""
+    rows_with_form = [row for row in rows if row["closed_form"]]
+    if rows_with_form:
+        positions = tuple(float(n) for n in range(len(rows_with_form)))
         series = [
-            Series(name, places, tuple(100 * float(row[column]) for row in known))
+            Series(name, positions, tuple(100 * float(row[column]) for row in rows_with_form))
             for name, column in (("closed form", "closed_form"), ("measured", "reused"))
         ]
-        first = known[0]
+        first = rows_with_form[0]
         title = (
             f"{first['per_request']} positions, room for {first['documents_held']} documents, "
             f"α {first['alpha']}"
         )
-        groups = tuple(_CACHES.get(row["cache"], row["cache"]) for row in known)
+        groups = tuple(_CACHES.get(row["cache"], row["cache"]) for row in rows_with_form)
         yield Chart("hits_closed_form", title, "hit ratio, %", tuple(series), groups)
 
 
 def relay_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: how much faster than private copies, measured and by the paper's model;
-    throughput."""
-    for machine, own in by_machine(rows):
+    """Per machine: speed-up over private copies, measured and by the paper's model; throughput."""
+    for machine, machine_rows in by_machine(rows):
         copies = [
-            row for row in own
+            row for row in machine_rows
             if row["measurement"] == "decode attention" and row["arm"] == "private copies"
         ]  # fmt: skip
         for heads in dict.fromkeys(row["model"] for row in copies):
-            chosen = [row for row in copies if row["model"] == heads]
+            heads_rows = [row for row in copies if row["model"] == heads]
             name = f"relay_attention_{machine}_{heads.split()[0].replace('/', '_')}"
-            yield _speed_ups(name, chosen)
-        service = [row for row in own if row["measurement"] != "decode attention"]
+            yield _speed_ups(name, heads_rows)
+        service = [row for row in machine_rows if row["measurement"] != "decode attention"]
         if service:
             yield _service(f"relay_service_{machine}", service)
 
@@ -78,12 +85,14 @@ def relay_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 def _speed_ups(name: str, copies: Sequence[Row]) -> Chart:
     measured, model = [], []
     for batch in sorted({row["batch"] for row in copies}, key=int):
-        own = sorted((r for r in copies if r["batch"] == batch), key=lambda r: int(r["prefix"]))
-        x = tuple(float(row["prefix"]) for row in own)
-        faster = tuple(float(row["relay_faster"]) for row in own)
+        batch_rows = sorted(
+            (r for r in copies if r["batch"] == batch), key=lambda r: int(r["prefix"])
+        )
+        x = tuple(float(row["prefix"]) for row in batch_rows)
+        faster = tuple(float(row["relay_faster"]) for row in batch_rows)
         rows = f"{batch} rows" if batch != "1" else "1 row"
         measured.append(Series(rows, x, faster))
-        predicted = tuple(float(row["predicted"]) for row in own)
+        predicted = tuple(float(row["predicted"]) for row in batch_rows)
         model.append(Series(f"{rows}, model", x, predicted))
     title = f"Decode attention, {copies[0]['model']}, {copies[0]['hardware']}"
     return Chart(
@@ -93,10 +102,10 @@ def _speed_ups(name: str, copies: Sequence[Row]) -> Chart:
 
 
 def _service(name: str, rows: Sequence[Row]) -> Chart:
-    # a rate at another latency is the same bar, measured before
+    # a rate at another latency is an older measurement of the same bar
     newest = {(_line(row), row["prefix"], row["arm"]): row for row in rows}
-    series, groups = grouped(
-        # a line's prefixes, the shortest first
+    series, groups = group_series(
+        # by prefix within a line
         sorted(newest.values(), key=lambda row: (_LINES.index(_line(row)), int(row["prefix"]))),
         lambda row: f"{_line(row)}, {row['prefix']}",
         lambda row: float(row["median"]),
@@ -119,32 +128,34 @@ def _line(row: Row) -> str:
 
 
 def lazy_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: first tokens and throughput by skew, and what is cached costs."""
-    for machine, own in by_machine(rows):
-        apart = [row for row in own if row["measurement"].startswith("breakdown")]
-        if apart:
-            yield _breakdown(f"lazy_breakdown_{machine}", apart)
-        for what in ("first token", "throughput"):
-            chosen = [row for row in own if row["measurement"] == what]
-            if chosen:
-                yield _by_skew(f"lazy_{what.replace(' ', '_')}_{machine}", what, chosen)
+    """Per machine: first tokens and throughput by skew, and the breakdown by cached documents."""
+    for machine, machine_rows in by_machine(rows):
+        breakdown_rows = [row for row in machine_rows if row["measurement"].startswith("breakdown")]
+        if breakdown_rows:
+            yield _breakdown(f"lazy_breakdown_{machine}", breakdown_rows)
+        for measurement in ("first token", "throughput"):
+            measurement_rows = [row for row in machine_rows if row["measurement"] == measurement]
+            if measurement_rows:
+                yield _by_skew(
+                    f"lazy_{measurement.replace(' ', '_')}_{machine}", measurement, measurement_rows
+                )
 
 
-def _by_skew(name: str, what: str, rows: Sequence[Row]) -> Chart:
-    series, groups = grouped(
+def _by_skew(name: str, measurement: str, rows: Sequence[Row]) -> Chart:
+    series, groups = group_series(
         rows,
         lambda row: "uniform" if float(row["alpha"]) == 0 else f"α {row['alpha']}",
         lambda row: float(row["value"]),
     )
-    title = f"{what.capitalize()}, {rows[0]['model']}, {rows[0]['hardware']}"
+    title = f"{measurement.capitalize()}, {rows[0]['model']}, {rows[0]['hardware']}"
     return Chart(name, title, rows[0]["unit"], series, groups)
 
 
 def _breakdown(name: str, rows: Sequence[Row]) -> Chart:
     # "breakdown, 3 cached: first token"
-    named = [row | {"arm": row["measurement"].partition(": ")[2]} for row in rows]
-    series, groups = grouped(
-        named,
+    labelled = [row | {"arm": row["measurement"].partition(": ")[2]} for row in rows]
+    series, groups = group_series(
+        labelled,
         lambda row: row["measurement"].partition(": ")[0].removeprefix("breakdown, "),
         lambda row: float(row["value"]),
     )
@@ -155,40 +166,39 @@ def _breakdown(name: str, rows: Sequence[Row]) -> Chart:
 
 
 def rate_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """For each machine: what a first token takes at rising rates, and for how many documents of
-    which length."""
-    for machine, own in by_machine(rows):
-        where = f"{own[0]['model']}, {own[0]['hardware']}"
-        arriving = _last_run([row for row in own if row["measurement"] == "first token"])
-        if arriving:
+    """Per machine: first tokens at rising rates, and by number and length of documents."""
+    for machine, machine_rows in by_machine(rows):
+        label = f"{machine_rows[0]['model']}, {machine_rows[0]['hardware']}"
+        rate_rows = _last_run([row for row in machine_rows if row["measurement"] == "first token"])
+        if rate_rows:
             yield Chart(
-                f"rate_{machine}", f"First tokens, {where}", "ms, mean",
-                over(arriving, "rate", lambda row: float(row["value"])),
+                f"rate_{machine}", f"First tokens, {label}", "ms, mean",
+                line_series(rate_rows, "rate", lambda row: float(row["value"])),
                 x_label="requests/s", log_x=True, log_y=True,
             )  # fmt: skip
-        sized = sorted((row for row in own if _size(row)), key=_size_rank)
-        series, groups = grouped(sized, _size, lambda row: float(row["value"]))
+        size_rows = sorted((row for row in machine_rows if _size(row)), key=_size_rank)
+        series, groups = group_series(size_rows, _size, lambda row: float(row["value"]))
         if len(groups) > 1:
-            title = f"First tokens by documents and their tokens, {where}"
+            title = f"First tokens by documents and their tokens, {label}"
             yield Chart(f"rate_sizes_{machine}", title, "ms, mean", series, groups, log_y=True)
 
 
 def _last_run(rows: Sequence[Row]) -> list[Row]:
-    """Of each arm what its newest run measured, which ends at another rate than those before."""
+    """The rows of each arm's newest run: earlier runs may end at another rate."""
     newest = {row["arm"]: row["commit"] for row in rows}
     return [row for row in rows if row["commit"] == newest[row["arm"]]]
 
 
 def _size_rank(row: Row) -> tuple[bool, int, int, int]:
-    """Requests alone before requests at once; few and short documents first."""
-    at_once = re.search(r"(\d+) at once", row["measurement"])
-    together = int(at_once[1]) if at_once else 1
-    return together > 1, int(row["document_tokens"]), int(row["per_request"]), together
+    """Sort key: single requests before batches; few and short documents first."""
+    match = re.search(r"(\d+) at once", row["measurement"])
+    batch = int(match[1]) if match else 1
+    return batch > 1, int(row["document_tokens"]), int(row["per_request"]), batch
 
 
 def _size(row: Row) -> str:
-    """How many documents of how many tokens, for first tokens that no rate is about."""
-    what = row["measurement"].removeprefix("first token")
-    if what != " alone" and not what.endswith("at once"):
+    """Number and length of documents, for first tokens without a rate, else an empty text."""
+    suffix = row["measurement"].removeprefix("first token")
+    if suffix != " alone" and not suffix.endswith("at once"):
         return ""
-    return f"{row['per_request']} × {row['document_tokens']}" + what.removeprefix(" alone")
+    return f"{row['per_request']} × {row['document_tokens']}" + suffix.removeprefix(" alone")

@@ -1,4 +1,4 @@
-"""Tables as Markdown and as HTML."""
+"""Tables in Markdown and HTML."""
 
 import html
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Table:
     lines: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As in a README."""
+        """The table in Markdown."""
         rows = [self.columns, tuple("---" for _ in self.columns), *self.lines]
         body = "\n".join(
             f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows
@@ -22,7 +22,7 @@ class Table:
         return f"**{self.title}**\n\n{body}\n"
 
     def html(self) -> str:
-        """As part of a page."""
+        """The table as an HTML fragment."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
@@ -33,6 +33,6 @@ class Table:
 
 
 def percent_of(row: Mapping[str, str]) -> str:
-    """A figure as a cell: its value, interval and number of items."""
+    """A figure as a cell: value, interval and number of items."""
     value, low, high = (100 * float(row[name]) for name in ("value", "low", "high"))
     return f"{value:.1f} ({low:.1f} to {high:.1f}; {row['items']})"

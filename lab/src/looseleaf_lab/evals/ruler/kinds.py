@@ -1,4 +1,4 @@
-"""The prompts of the task types, each from a seed and a number of units of hay.
+"""Prompts of the task types, each from a seed and a number of units of hay.
 
 RULER (arXiv 2404.06654), section 3: retrieval (needle in a haystack, in eight forms), multi-hop
 tracing (variables), aggregation (common and frequent words), question answering with distractors.
@@ -16,12 +16,12 @@ from typing import Literal
 from looseleaf_lab.evals.ruler import text
 from looseleaf_lab.evals.world import WorldConfig, make_world
 
-_PAGE = 40  # sentences or words of hay to a document
+_PAGE = 40  # sentences or words of hay per document
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is read, what is asked, and the strings that an answer must hold."""
+    """Text, question, and the strings that an answer must contain."""
 
     before: str
     documents: tuple[str, ...]
@@ -30,64 +30,69 @@ class Prompt:
 
 
 Build = Callable[[int, int], Prompt]
-"""From a seed and so many units of hay."""
+"""Returns the prompt of a seed with a number of units of hay."""
 
 
 @dataclass(frozen=True)
 class Needles:
-    """``keys`` needles besides those asked for, ``values`` to each of the ``asked`` keys."""
+    """``num_queried`` keys with ``values`` each, and ``keys`` distracting needles."""
 
     hay: Literal["noise", "essay", "needles"]
     keys: int = 0
     values: int = 1
-    asked: int = 1
+    num_queried: int = 1
     uuid_keys: bool = False
     uuid_values: bool = False
 
     def __call__(self, seed: int, units: int) -> Prompt:
-        """The needles at random places in ``units`` sentences."""
+        """A prompt with the needles at random positions in ``units`` sentences."""
         rng = random.Random(f"needles {seed}")
         make_key = text.identifier if self.uuid_keys else text.key_of_words
         make_value = text.identifier if self.uuid_values else text.number
-        others = self.keys + (units if self.hay == "needles" else 0)
-        keys = text.distinct(lambda: make_key(rng), self.asked + others)
+        num_distractors = self.keys + (units if self.hay == "needles" else 0)
+        keys = text.distinct(lambda: make_key(rng), self.num_queried + num_distractors)
         values = {key: [make_value(rng)] for key in keys}
-        for key in keys[: self.asked]:
+        for key in keys[: self.num_queried]:
             values[key] = text.distinct(lambda: make_value(rng), self.values)
-        what = "identifier" if self.uuid_values else "number"
+        value_kind = "identifier" if self.uuid_values else "number"
         needles = [
-            f"One of the special {what}s for {key} is {value}."
+            f"One of the special {value_kind}s for {key} is {value}."
             for key in keys
             for value in values[key]
         ]
         sentences = needles
         if self.hay != "needles":
             sentence = text.noise(rng) if self.hay == "noise" else text.essay(rng)
-            sentences = _scatter([sentence() for _ in range(units)], needles, rng)
+            sentences = _insert_at_random([sentence() for _ in range(units)], needles, rng)
         else:
             rng.shuffle(sentences)
-        asked = keys[: self.asked]
-        wanted = asked[0] if len(asked) == 1 else ", ".join(asked[:-1]) + f" and {asked[-1]}"
+        queried_keys = keys[: self.num_queried]
+        key_list = (
+            queried_keys[0]
+            if len(queried_keys) == 1
+            else ", ".join(queried_keys[:-1]) + f" and {queried_keys[-1]}"
+        )
         return Prompt(
-            f"Special {what}s are hidden in the following text. Remember them, you will be asked.",
+            f"Special {value_kind}s are hidden in the following text. "
+            "Remember them, you will be asked.",
             _documents(sentences),
-            f"What are all the special {what}s for {wanted} in the text?",
-            tuple(value for key in asked for value in values[key]),
+            f"What are all the special {value_kind}s for {key_list} in the text?",
+            tuple(value for key in queried_keys for value in values[key]),
         )
 
 
 def variables(seed: int, units: int) -> Prompt:
-    """A value handed on from variable to variable, four times; all of them are asked for."""
+    """A value that is assigned from variable to variable, four times; the answer has all names."""
     rng = random.Random(f"variables {seed}")
     names = text.distinct(lambda: "".join(rng.choices(string.ascii_uppercase, k=5)), 5)
     value = str(rng.randint(10_000, 99_999))
     sentences = [f"VAR {names[0]} = {value}."]
     sentences += [f"VAR {new} = VAR {old}." for old, new in pairwise(names)]
     hay = text.noise(rng)
-    places = sorted(rng.sample(range(units + len(sentences)), len(sentences)))
+    positions = sorted(rng.sample(range(units + len(sentences)), len(sentences)))
     lines = [hay() for _ in range(units)]
-    for place, sentence in zip(places, sentences, strict=True):
-        lines.insert(place, sentence)
+    for position, sentence in zip(positions, sentences, strict=True):
+        lines.insert(position, sentence)
     return Prompt(
         "Remember the chain of variable assignments that is hidden in the following text.",
         _documents(lines),
@@ -97,14 +102,14 @@ def variables(seed: int, units: int) -> Prompt:
 
 
 def common_words(seed: int, units: int) -> Prompt:
-    """Ten words of a numbered list that stand there more often than all others."""
+    """A numbered list with ten words that are more frequent than all others."""
     rng = random.Random(f"common words {seed}")
-    often, seldom = (30, 3) if units >= 600 else (10, 1)
-    more = max(1, (units - 10 * often) // seldom)
-    source = list(islice(text.plain_words(rng), 10 + more))
-    listed = source[:10] * often + source[10:] * seldom
-    rng.shuffle(listed)
-    numbered = [f"{number}. {word}" for number, word in enumerate(listed, 1)]
+    high_count, low_count = (30, 3) if units >= 600 else (10, 1)
+    num_rare = max(1, (units - 10 * high_count) // low_count)
+    source = list(islice(text.plain_words(rng), 10 + num_rare))
+    word_list = source[:10] * high_count + source[10:] * low_count
+    rng.shuffle(word_list)
+    numbered = [f"{number}. {word}" for number, word in enumerate(word_list, 1)]
     return Prompt(
         "Below is a numbered list of words. Some of them come much more often than others.",
         _documents(numbered),
@@ -114,13 +119,13 @@ def common_words(seed: int, units: int) -> Prompt:
 
 
 def frequent_words(seed: int, units: int) -> Prompt:
-    """The three most frequent of many coded words, whose counts fall off as rank squared."""
+    """The three most frequent of many coded words, whose counts fall with the squared rank."""
     rng = random.Random(f"frequent words {seed}")
     ranks = max(8, units // 12)
     total = sum(rank**-2.0 for rank in range(1, ranks + 1))
     counts = [max(1, round(units * rank**-2.0 / total)) for rank in range(1, ranks + 1)]
-    # in a short text the first three would come as often as others
-    counts[:3] = [max(count, least) for count, least in zip(counts, (4, 3, 2), strict=False)]
+    # in a short text the first three would not be the most frequent
+    counts[:3] = [max(count, minimum) for count, minimum in zip(counts, (4, 3, 2), strict=False)]
     counts[3:] = [min(count, counts[2] - 1) for count in counts[3:]]
     source = text.distinct(lambda: text.coded_word(rng), ranks)
     stream = [word for word, count in zip(source, counts, strict=True) for _ in range(count)]
@@ -134,35 +139,36 @@ def frequent_words(seed: int, units: int) -> Prompt:
 
 
 def one_fact(seed: int, units: int) -> Prompt:
-    """A fact in one of ``units`` documents."""
-    return _asked(seed, units, bridge=False)
+    """A question about a fact in one of ``units`` documents."""
+    return _world_question(seed, units, bridge=False)
 
 
 def two_facts(seed: int, units: int) -> Prompt:
-    """Two facts in two of ``units`` documents, the first of which names whom the second is of."""
-    return _asked(seed, max(2, units), bridge=True)
+    """A question over two facts in two of ``units`` documents: the first names the second's
+    subject."""
+    return _world_question(seed, max(2, units), bridge=True)
 
 
-def _asked(seed: int, documents: int, bridge: bool) -> Prompt:
+def _world_question(seed: int, documents: int, bridge: bool) -> Prompt:
     rng = random.Random(f"question {seed}")
     config = WorldConfig(num_documents=documents, marks=(0, 0))
     for attempt in range(1000):
         world = make_world(seed + attempt * 1_000_003, config)
-        facts = [placed.fact for placed in world.facts]
-        pairs = [(one.fact, two.fact) for one, two in world.bridges]
+        facts = [placed_fact.fact for placed_fact in world.facts]
+        pairs = [(first.fact, second.fact) for first, second in world.bridges]
         first, fact = rng.choice(pairs) if bridge and pairs else (None, rng.choice(facts))
-        # a short value stands in many a wrong answer
+        # wrong answers often contain a short value
         if len(fact.value) >= 4 and (first is not None or not bridge):
             subject = first.description() if first is not None else None
             question = fact.question(rng.choice(fact.relation.questions), subject)
             texts = tuple(document.text for document in world.documents)
-            before = "Answer the question from the given documents, with the answer only."
-            return Prompt(before, texts, question, (fact.value,))
+            instruction = "Answer the question from the given documents, with the answer only."
+            return Prompt(instruction, texts, question, (fact.value,))
     raise ValueError(f"no question over {documents} documents")
 
 
-def _scatter(hay: list[str], needles: list[str], rng: random.Random) -> list[str]:
-    """The needles, in random order, at random places in the hay."""
+def _insert_at_random(hay: list[str], needles: list[str], rng: random.Random) -> list[str]:
+    """The hay with the needles in random order at random positions."""
     mixed = list(hay)
     for needle in rng.sample(needles, len(needles)):
         mixed.insert(rng.randint(0, len(mixed)), needle)

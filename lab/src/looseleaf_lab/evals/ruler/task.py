@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[Build, int]] = MappingProxyType(
         "niah-multikey-2": (Needles("needles"), 128),
         "niah-multikey-3": (Needles("needles", uuid_keys=True, uuid_values=True), 128),
         "niah-multivalue": (Needles("essay", values=4), 128),
-        "niah-multiquery": (Needles("essay", asked=4), 128),
+        "niah-multiquery": (Needles("essay", num_queried=4), 128),
         "vt": (variables, 64),
         "cwe": (common_words, 120),
         "fwe": (frequent_words, 50),
@@ -36,12 +36,12 @@ KINDS: Mapping[str, tuple[Build, int]] = MappingProxyType(
         "qa-2": (two_facts, 32),
     }
 )
-"""How a type's prompt is built, and how many tokens its answer may take."""
+"""The prompt builder and the maximal answer tokens of each type."""
 
 
 @dataclass(frozen=True)
 class RulerTask:
-    """``kind`` of `KINDS` in a prompt of at most, and nearly, ``tokens`` by ``count``."""
+    """Type ``kind`` of `KINDS` in a prompt of nearly, and at most, ``tokens`` by ``count``."""
 
     kind: str
     tokens: int
@@ -56,12 +56,12 @@ class RulerTask:
         return f"{self.tokens} tokens"
 
     def items(self, seeds: range) -> Sequence[Item]:
-        """One prompt a seed. Raises ValueError if the smallest is longer than asked for."""
+        """One prompt per seed. Raises ValueError if the smallest one is too long."""
         build, max_tokens = KINDS[self.kind]
-        made = []
+        items = []
         for seed in seeds:
-            prompt = self._fitted(build, seed)
-            made.append(
+            prompt = self._fit(build, seed)
+            items.append(
                 Item(
                     str(seed),
                     prompt.documents,
@@ -71,15 +71,18 @@ class RulerTask:
                     prompt.before,
                 )
             )
-        return made
+        return items
 
     def score(self, item: Item, text: str) -> dict[str, float]:
-        """The share of the wanted strings that the answer holds, whatever their case."""
-        said = text.lower()
-        return {"found": sum(one.lower() in said for one in item.answers) / len(item.answers)}
+        """The share of the expected strings in the answer, ignoring case."""
+        answer_text = text.lower()
+        return {
+            "found": sum(answer.lower() in answer_text for answer in item.answers)
+            / len(item.answers)
+        }
 
-    def _fitted(self, build: Build, seed: int) -> Prompt:
-        """The prompt with about as much hay as fits, never more."""
+    def _fit(self, build: Build, seed: int) -> Prompt:
+        """The prompt with the most hay found within ``tokens``."""
         units = max(1, self.tokens // 12)
         best: tuple[int, Prompt] | None = None
         for _ in range(12):
@@ -89,12 +92,14 @@ class RulerTask:
                 best = units, prompt
             if 0.97 * self.tokens <= length <= self.tokens:
                 return prompt
-            wanted = max(1, int(units * 0.99 * self.tokens / length))
-            if wanted == units:
+            next_units = max(1, int(units * 0.99 * self.tokens / length))
+            if next_units == units:
                 break
-            units = wanted
+            units = next_units
         if best is None:
-            raise ValueError(f"{self.kind} does not fit {self.tokens} tokens: ask for more")
+            raise ValueError(
+                f"{self.kind} does not fit into {self.tokens} tokens: use a longer prompt"
+            )
         return best[1]
 
     def _length(self, prompt: Prompt) -> int:

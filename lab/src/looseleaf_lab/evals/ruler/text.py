@@ -1,4 +1,4 @@
-"""What the haystacks are made of: noise, essays of idle sentences, words, keys and values."""
+"""Text of the haystacks: noise, essays of idle sentences, words, keys and values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def noise(rng: random.Random) -> Callable[[], str]:
-    """The same few sentences over and over."""
+    """A function that cycles through a few sentences."""
     start = rng.randrange(len(NOISE))
     numbers = iter(range(start, 1 << 62))
     return lambda: NOISE[next(numbers) % len(NOISE)]
 
 
 def essay(rng: random.Random) -> Callable[[], str]:
-    """Idle sentences of the generated world, no two alike for long."""
+    """A function that returns idle sentences of the generated world, with few repetitions."""
     names = name_pool(True)
     return Filler(rng, lambda: rng.choice(names)).idle
 
@@ -48,26 +48,26 @@ def identifier(rng: random.Random) -> str:
 
 
 def coded_word(rng: random.Random) -> str:
-    """Six letters that mean nothing."""
+    """Six random letters."""
     return "".join(rng.choices(_LETTERS, k=6))
 
 
 def distinct(make: Callable[[], str], count: int) -> list[str]:
-    """So many different ones."""
-    made: dict[str, None] = {}
-    while len(made) < count:
-        made[make()] = None
-    return list(made)
+    """``count`` distinct results of ``make``."""
+    values: dict[str, None] = {}
+    while len(values) < count:
+        values[make()] = None
+    return list(values)
 
 
 def plain_words(rng: random.Random) -> Iterator[str]:
-    """Different words without end: those of the language first, then pairs of them."""
+    """An endless series of distinct words: single words of the language, then pairs."""
     single = list(dict.fromkeys((*words.COMMON, *words.VERBS, *words.ADJECTIVES)))
     rng.shuffle(single)
     yield from single
-    seen = set()
+    used = set()
     while True:
         pair = f"{rng.choice(single)}-{rng.choice(single)}"
-        if pair not in seen:
-            seen.add(pair)
+        if pair not in used:
+            used.add(pair)
             yield pair

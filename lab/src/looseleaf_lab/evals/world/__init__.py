@@ -1,7 +1,7 @@
-"""The generated world of documents and questions that the reference model is trained and judged on.
+"""The generated world of documents and questions that trains and tests the reference model.
 
-Pure Python, no model and no tensors. Everything follows from a seed. Seeds below
-`TRAINING_SEEDS_START` are held out for evaluation, and so is every made-up name in their worlds.
+Pure Python, without models and tensors. A seed determines everything. Seeds below
+`TRAINING_SEEDS_START` are held out for evaluation, and so are all made-up names in their worlds.
 """
 
 from looseleaf_lab.evals.world.generate import (
@@ -56,8 +56,8 @@ __all__ = [
     "make_deep_chain",
     "make_example",
     "make_look_alike",
-    "make_needle",
     "make_lookups",
+    "make_needle",
     "make_needles",
     "make_roll_call",
     "make_world",

@@ -1,4 +1,4 @@
-"""Draws the entities and facts of one world, never the same subject twice. Writes no documents."""
+"""Draws the entities and facts of one world, each subject at most once. Writes no documents."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from looseleaf_lab.evals.world.relations import (
     Relation,
 )
 
-_START = 3  # letters by which the names of one world differ
-_FRESH = 0.4  # of names in training worlds that are made up anew
+_START = 3  # number of initial letters that differ between names of one world
+_FRESH = 0.4  # share of names in training worlds that are outside of the pool
 
 
 class FactDrawer:
@@ -34,22 +34,22 @@ class FactDrawer:
         self.held_out = held_out
         self.people: list[str] = []
         self._names = name_pool(held_out)
-        self._used: set[str] = set()
+        self._used_starts: set[str] = set()
         self._kinds_of_site: list[str] = []
-        self._taken: set[tuple[str, ...]] = set()
+        self._claimed_keys: set[tuple[str, ...]] = set()
 
     def name(self) -> str:
-        """A made-up name that starts unlike the other names of this world, while there are any."""
+        """A made-up name whose first letters are new in this world, if one is found."""
         for _ in range(30):
-            fresh = not self.held_out and self.rng.random() < _FRESH
-            name = fresh_name(self.rng) if fresh else self.rng.choice(self._names)
-            if name[:_START] not in self._used:
+            is_fresh = not self.held_out and self.rng.random() < _FRESH
+            name = fresh_name(self.rng) if is_fresh else self.rng.choice(self._names)
+            if name[:_START] not in self._used_starts:
                 break
-        self._used.add(name[:_START])
+        self._used_starts.add(name[:_START])
         return name
 
     def person(self) -> str:
-        """A full name unlike every other in this world; some share a first or a last name."""
+        """A new full name; some share a first or a last name with another person."""
         rng = self.rng
         while True:
             first = rng.choice(words.FIRST_NAMES) if rng.random() < 0.2 else self.name()
@@ -65,8 +65,8 @@ class FactDrawer:
                 self.people.append(person)
                 return person
 
-    def some_person(self) -> str:
-        """A person already in the world, or a new one."""
+    def known_or_new_person(self) -> str:
+        """A person of this world, or a new one."""
         if self.people and self.rng.random() < 0.5:
             return self.rng.choice(self.people)
         return self.person()
@@ -78,15 +78,15 @@ class FactDrawer:
         return f"{self.name()} {self.rng.choice(words.SITES)}"
 
     def marked_site(self) -> str:
-        """A site of a kind that no other marked site of this world is, while there are any."""
+        """A site whose kind is new among marked sites, until all kinds are used."""
         if not self._kinds_of_site:
             self._kinds_of_site = self.rng.sample(words.SITES, len(words.SITES))
         return f"{self.name()} {self._kinds_of_site.pop()}"
 
     def digits(self, shortest: int = 2, longest: int = 4) -> str:
         rng = self.rng
-        more = rng.randint(shortest, longest) - 1
-        return str(rng.randint(1, 9)) + "".join(str(rng.randint(0, 9)) for _ in range(more))
+        num_more = rng.randint(shortest, longest) - 1
+        return str(rng.randint(1, 9)) + "".join(str(rng.randint(0, 9)) for _ in range(num_more))
 
     def _day(self) -> str:
         rng = self.rng
@@ -122,17 +122,17 @@ class FactDrawer:
     def _any_subject(self) -> str:
         rng = self.rng
         makers: tuple[Callable[[], str], ...] = (
-            self.organisation, self.site, self.some_person, self.name,
+            self.organisation, self.site, self.known_or_new_person, self.name,
             lambda: f"the {rng.choice(words.ADJECTIVES)} {rng.choice(words.COMMON)}",
             lambda: f"the {rng.choice(words.COMMON)}",
         )  # fmt: skip
         return rng.choice(makers)()
 
     def claim(self, fact: Fact) -> bool:
-        """Reserve what the fact is about; false if this world already says something of it."""
-        if fact.key in self._taken:
+        """Reserve the subject of a fact; False if this world already has a fact about it."""
+        if fact.key in self._claimed_keys:
             return False
-        self._taken.add(fact.key)
+        self._claimed_keys.add(fact.key)
         return True
 
     def _fresh(self, make: Callable[[], Fact]) -> Fact:
@@ -142,10 +142,10 @@ class FactDrawer:
                 return fact
 
     def about_person(self, person: str) -> Fact:
-        """A fact whose subject is this person."""
-        return self._fresh(lambda: self._about(person))
+        """A new fact about this person."""
+        return self._fresh(lambda: self._draw_about(person))
 
-    def _about(self, person: str) -> Fact:
+    def _draw_about(self, person: str) -> Fact:
         relation = self.rng.choice(PERSON_ATTRIBUTES)
         if relation is KIN:
             kin = self.rng.choice(words.KIN)
@@ -163,10 +163,10 @@ class FactDrawer:
         return self.name()
 
     def naming_person(self) -> Fact:
-        """A fact whose value is a person: what a bridge crosses first."""
-        return self._fresh(self._naming)
+        """A new fact whose value is a person: the first half of a bridge."""
+        return self._fresh(self._draw_naming)
 
-    def _naming(self) -> Fact:
+    def _draw_naming(self) -> Fact:
         rng = self.rng
         form = rng.random()
         if form < 0.45:
@@ -175,37 +175,39 @@ class FactDrawer:
                 topic = f"{rng.choice(words.TOPIC_FIRST)} {rng.choice(words.TOPIC_LAST)}"
             else:
                 topic = f"{rng.choice(words.ADJECTIVES)} {rng.choice(words.GOODS)}"
-            return Fact(DUTY, {"s": topic, "v": verb, "p": participle}, self.some_person())
+            return Fact(DUTY, {"s": topic, "v": verb, "p": participle}, self.known_or_new_person())
         if form < 0.6:
-            return Fact(HEAD, {"s": self.organisation()}, self.some_person())
-        subject = self.some_person()
-        value = self.some_person()
+            return Fact(HEAD, {"s": self.organisation()}, self.known_or_new_person())
+        subject = self.known_or_new_person()
+        value = self.known_or_new_person()
         while value == subject:
-            value = self.some_person()
+            value = self.known_or_new_person()
         return Fact(KIN, {"s": subject, "k": rng.choice(words.KIN)}, value)
 
-    def other(self) -> Fact:
-        """A fact about a thing, a place, an event or an organisation."""
-        return self._fresh(self._other)
+    def about_thing(self) -> Fact:
+        """A new fact about a thing, a place, an event or an organisation."""
+        return self._fresh(self._draw_about_thing)
 
-    def _other(self) -> Fact:
+    def _draw_about_thing(self) -> Fact:
         rng = self.rng
         form = rng.random()
         if form < 0.2:
-            return Fact(ROOM, {"s": self._two(words.ROOM_FIRST, words.ROOMS)}, self._spot())
+            return Fact(ROOM, {"s": self._word_pair(words.ROOM_FIRST, words.ROOMS)}, self._spot())
         if form < 0.4:
-            return Fact(EVENT, {"s": self._two(words.TOPIC_FIRST, words.EVENTS)}, self._day())
+            return Fact(EVENT, {"s": self._word_pair(words.TOPIC_FIRST, words.EVENTS)}, self._day())
         if form < 0.5:
-            return Fact(PRICE, {"s": self._two(words.ADJECTIVES, words.THINGS)}, self.digits(1, 3))
+            return Fact(
+                PRICE, {"s": self._word_pair(words.ADJECTIVES, words.THINGS)}, self.digits(1, 3)
+            )
         if form < 0.6:
-            place = self.site() if rng.random() < 0.5 else self.name()
-            return Fact(COUNT, {"s": place, "n": rng.choice(words.GOODS)}, self.digits(1, 3))
+            location = self.site() if rng.random() < 0.5 else self.name()
+            return Fact(COUNT, {"s": location, "n": rng.choice(words.GOODS)}, self.digits(1, 3))
         noun = rng.choice(words.ATTRIBUTE_NOUNS)
         if rng.random() < 0.2:
             noun = f"{rng.choice(words.ADJECTIVES)} {noun}"
         return Fact(ATTRIBUTE, {"s": self._any_subject(), "n": noun}, self._any_value())
 
-    def _two(self, first: tuple[str, ...], last: tuple[str, ...]) -> str:
+    def _word_pair(self, first: tuple[str, ...], last: tuple[str, ...]) -> str:
         rng = self.rng
         return (
             f"{rng.choice(first)} {rng.choice(last)}" if rng.random() < 0.75 else rng.choice(last)

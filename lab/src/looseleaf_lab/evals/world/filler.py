@@ -1,4 +1,4 @@
-"""Text that answers nothing: titles, idle sentences, and prose that is foreign to the world."""
+"""Text without answers: titles, idle sentences, and prose that is foreign to the world."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOREIGN_QUESTIONS: tuple[str, ...] = (
 
 
 class Filler:
-    """Fills templates with words and with names from the given sources."""
+    """Fills templates with words, and with names from the given source."""
 
     def __init__(self, rng: random.Random, name: Callable[[], str]) -> None:
         self.rng = rng
@@ -105,11 +105,11 @@ class Filler:
 
     def foreign_sentence(self) -> str:
         rng = self.rng
-        chosen = [self._foreign_word() for _ in range(rng.randint(4, 18))]
-        for i in range(len(chosen) - 1):
+        sentence_words = [self._foreign_word() for _ in range(rng.randint(4, 18))]
+        for i in range(len(sentence_words) - 1):
             if rng.random() < 0.08:
-                chosen[i] += rng.choice((",", ",", ",", ";", ":", "-", "(", ")", '"', "’"))
-        text = " ".join(chosen)
+                sentence_words[i] += rng.choice((",", ",", ",", ";", ":", "-", "(", ")", '"', "’"))
+        text = " ".join(sentence_words)
         return text[0].upper() + text[1:] + rng.choice(("....", "..", ".", "?", "!", ":"))[:1]
 
     def foreign_text(self, sentences: int) -> str:

@@ -1,7 +1,7 @@
-"""Writes a world: documents of English-like sentences, and the facts that they hold.
+"""Writes a world: documents of English-like sentences, and the facts that they state.
 
-Seeds below `TRAINING_SEEDS_START` belong to evaluation, those from it on to training; made-up names
-are split the same way (`names.py`), so an evaluated world shares no such name with training.
+Seeds below `TRAINING_SEEDS_START` are for evaluation, all others for training. Made-up names have
+the same split (`names.py`), so an evaluation world shares no such name with training.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MAX_HOPS = 3
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """How large a world is and how its text reads."""
+    """Sizes of a world and shares of its kinds of text."""
 
     num_documents: int = 6
-    facts: tuple[int, int] = (3, 6)  # per document, besides marks
+    facts: tuple[int, int] = (3, 6)  # per document, without marks
     fillers: tuple[int, int] = (0, 3)
     marks: tuple[int, int] = (1, 2)  # mark facts per document
-    hops: int | None = None  # a chain at least this long is sure to be there
-    shown: float = 0.0  # share of inherited marks that are named openly
+    hops: int | None = None  # guarantees a chain of at least this length
+    shown: float = 0.0  # share of inherited marks with an explicit value
     foreign: float = 0.0  # share of documents that are foreign prose
     max_hops: int = MAX_HOPS  # of any chain
-    look_alikes: float = 0.0  # facts that nearly match another, per fact
+    look_alikes: float = 0.0  # nearly matching facts per fact
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A fact and the document that states it. `hops`: documents a mark was handed on through."""
+class PlacedFact:
+    """A fact and the document that states it; ``hops`` counts the documents that pass a mark on."""
 
     fact: Fact
     document: int
@@ -45,7 +45,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class WorldDocument:
-    """A text, and where in it something inherited stands: character offset, and what it means."""
+    """A text, with the character offset and the meaning of each inherited value."""
 
     text: str
     inherited: tuple[tuple[int, str], ...] = ()
@@ -53,13 +53,13 @@ class WorldDocument:
 
 @dataclass(frozen=True)
 class World:
-    """Documents in order and what they say."""
+    """Documents in order, and their facts."""
 
     documents: tuple[WorldDocument, ...]
-    facts: tuple[Placed, ...]
-    bridges: tuple[tuple[Placed, Placed], ...]
-    marks: tuple[Placed, ...]
-    look_alikes: tuple[tuple[Placed, Placed], ...]
+    facts: tuple[PlacedFact, ...]
+    bridges: tuple[tuple[PlacedFact, PlacedFact], ...]
+    marks: tuple[PlacedFact, ...]
+    look_alikes: tuple[tuple[PlacedFact, PlacedFact], ...]
     drawer: FactDrawer = field(repr=False)
     filler: Filler = field(repr=False)
 
@@ -87,17 +87,17 @@ class _WorldWriter:
         self.drawer = FactDrawer(self.rng, held_out)
         self.filler = Filler(self.rng, self.drawer.name)
         self.sentences: list[list[_Sentence]] = [[] for _ in range(config.num_documents)]
-        self.facts: list[Placed] = []
-        self.bridges: list[tuple[Placed, Placed]] = []
-        self.marks: list[Placed] = []
-        self.look_alikes: list[tuple[Placed, Placed]] = []
+        self.facts: list[PlacedFact] = []
+        self.bridges: list[tuple[PlacedFact, PlacedFact]] = []
+        self.marks: list[PlacedFact] = []
+        self.look_alikes: list[tuple[PlacedFact, PlacedFact]] = []
         self.mark_kind = ""
 
     def write(self) -> World:
-        wanted = [self.rng.randint(*self.config.facts) for _ in self.sentences]
+        fact_counts = [self.rng.randint(*self.config.facts) for _ in self.sentences]
         if self.config.marks[1] > 0:
             self._write_marks()
-        self._write_facts(wanted)
+        self._write_facts(fact_counts)
         self._write_look_alikes()
         documents = tuple(self._document(sentences) for sentences in self.sentences)
         return World(
@@ -107,53 +107,56 @@ class _WorldWriter:
 
     # facts -------------------------------------------------------------------------------------
 
-    def _place(self, fact: Fact, document: int) -> Placed:
-        placed = Placed(fact, document)
+    def _add_fact(self, fact: Fact, document: int) -> PlacedFact:
+        placed_fact = PlacedFact(fact, document)
         template = self.rng.choice(fact.relation.statements)
         self.sentences[document].append(_Sentence(fact.state(template)))
-        self.facts.append(placed)
-        return placed
+        self.facts.append(placed_fact)
+        return placed_fact
 
-    def _write_facts(self, wanted: list[int]) -> None:
-        """Fill every document: pairs that make a bridge, and facts that stand alone."""
+    def _write_facts(self, fact_counts: list[int]) -> None:
+        """Fill every document with pairs of facts that form a bridge, and with single facts."""
         rng = self.rng
-        room = [document for document, count in enumerate(wanted) for _ in range(count)]
-        rng.shuffle(room)
-        while room:
-            here = room.pop()
-            form = rng.random()
-            elsewhere = next((d for d in reversed(room) if d != here), None)
-            if elsewhere is not None and form < 0.45:
-                room.remove(elsewhere)
-                first = self._place(self.drawer.naming_person(), here)
-                second = self._place(self.drawer.about_person(first.fact.value), elsewhere)
+        slots = [document for document, count in enumerate(fact_counts) for _ in range(count)]
+        rng.shuffle(slots)
+        while slots:
+            document = slots.pop()
+            kind = rng.random()
+            second_document = next((d for d in reversed(slots) if d != document), None)
+            if second_document is not None and kind < 0.45:
+                slots.remove(second_document)
+                first = self._add_fact(self.drawer.naming_person(), document)
+                second = self._add_fact(self.drawer.about_person(first.fact.value), second_document)
                 self.bridges.append((first, second))
-            elif form < 0.65:
-                self._place(self.drawer.about_person(self.drawer.some_person()), here)
+            elif kind < 0.65:
+                self._add_fact(
+                    self.drawer.about_person(self.drawer.known_or_new_person()), document
+                )
             else:
-                self._place(self.drawer.other(), here)
+                self._add_fact(self.drawer.about_thing(), document)
 
     def _write_look_alikes(self) -> None:
-        """To some facts another that nearly matches, in any document; nothing is drawn for none."""
+        """Add nearly matching facts in any document; without look-alikes, draw no random number."""
         if not self.config.look_alikes:
             return
-        for placed in tuple(self.facts):
+        for placed_fact in tuple(self.facts):
             if self.rng.random() < self.config.look_alikes:
-                fact = look_alike(self.drawer, placed.fact)
+                fact = look_alike(self.drawer, placed_fact.fact)
                 if fact is not None:
                     document = self.rng.randrange(self.config.num_documents)
-                    self.look_alikes.append((placed, self._place(fact, document)))
+                    self.look_alikes.append((placed_fact, self._add_fact(fact, document)))
 
     # marks -------------------------------------------------------------------------------------
 
     def _write_marks(self) -> None:
-        """Marks named openly or handed on from a mark of an earlier document, at most max_hops."""
+        """Add marks with explicit values, or inherited from an earlier document over at most
+        ``max_hops``."""
         rng = self.rng
         values = rng.sample(words.MARKS, len(words.MARKS))
-        # one kind to a world, or the kind asked for would tell which mark is meant
+        # one kind per world, because the kind in a question would identify the mark
         self.mark_kind = rng.choice(words.MARK_KINDS)
         forced = self._forced_path()
-        last_on_path: Placed | None = None
+        last_on_path: PlacedFact | None = None
         for document in range(self.config.num_documents):
             if document in forced:
                 last_on_path = self._mark(document, last_on_path, values, hidden=True)
@@ -161,9 +164,9 @@ class _WorldWriter:
                 earlier = [
                     m for m in self.marks if m.document < document and m.hops < self.config.max_hops
                 ]
-                referred = rng.choice(earlier) if earlier and rng.random() < 0.4 else None
+                source = rng.choice(earlier) if earlier and rng.random() < 0.4 else None
                 hidden = rng.random() >= self.config.shown
-                self._mark(document, referred, values, hidden)
+                self._mark(document, source, values, hidden)
 
     def _forced_path(self) -> tuple[int, ...]:
         longest = min(self.config.max_hops, self.config.num_documents - 1)
@@ -176,26 +179,26 @@ class _WorldWriter:
         return tuple(sorted(self.rng.sample(range(self.config.num_documents), hops + 1)))
 
     def _mark(
-        self, document: int, referred: Placed | None, values: list[str], hidden: bool
-    ) -> Placed:
+        self, document: int, source: PlacedFact | None, values: list[str], hidden: bool
+    ) -> PlacedFact:
         rng = self.rng
-        if referred is None and not values:  # every mark of the language stands for something
-            referred = rng.choice([mark for mark in self.marks if mark.document < document])
-        value = referred.fact.value if referred else values.pop()
+        if source is None and not values:  # every mark value of the language is used
+            source = rng.choice([mark for mark in self.marks if mark.document < document])
+        value = source.fact.value if source else values.pop()
         fact = Fact(MARK, {"s": self.drawer.marked_site(), "k": self.mark_kind}, value)
         while not self.drawer.claim(fact):
             fact = Fact(MARK, {"s": self.drawer.marked_site(), "k": self.mark_kind}, value)
-        if referred is None:
+        if source is None:
             sentence = _Sentence(fact.state(rng.choice(MARK.statements)))
-            placed = Placed(fact, document)
+            placed_fact = PlacedFact(fact, document)
         else:
-            start = rng.choice(INHERITED_MARKS).format(**fact.slots, r=referred.fact.slots["s"])
-            shown = words.NEUTRAL if hidden else value
-            sentence = _Sentence(f"{start} {shown}.", (len(start), value))
-            placed = Placed(fact, document, referred.hops + 1 if hidden else 0)
+            start = rng.choice(INHERITED_MARKS).format(**fact.slots, r=source.fact.slots["s"])
+            shown_value = words.NEUTRAL if hidden else value
+            sentence = _Sentence(f"{start} {shown_value}.", (len(start), value))
+            placed_fact = PlacedFact(fact, document, source.hops + 1 if hidden else 0)
         self.sentences[document].append(sentence)
-        self.marks.append(placed)
-        return placed
+        self.marks.append(placed_fact)
+        return placed_fact
 
     # documents ---------------------------------------------------------------------------------
 
@@ -208,12 +211,12 @@ class _WorldWriter:
             sentences += [_Sentence(self.filler.idle()) for _ in range(fillers)]
         rng.shuffle(sentences)
         text = self.filler.title() if rng.random() < 0.6 else ""
-        listed = rng.random() < 0.08
+        is_list = rng.random() < 0.08
         inherited = []
         for sentence in sentences:
             if text:
-                text += self._seam(text, listed)
-            elif listed:
+                text += self._seam(text, is_list)
+            elif is_list:
                 text = "- "
             if sentence.inherited is not None:
                 offset, value = sentence.inherited
@@ -221,9 +224,9 @@ class _WorldWriter:
             text += sentence.text
         return WorldDocument(text, tuple(inherited))
 
-    def _seam(self, text: str, listed: bool) -> str:
-        """What stands between two sentences."""
-        if listed:
+    def _seam(self, text: str, is_list: bool) -> str:
+        """The separator of two sentences."""
+        if is_list:
             return "\n- "
         chance = self.rng.random()
         if chance < 0.08 or text[-1] not in ".?!:":

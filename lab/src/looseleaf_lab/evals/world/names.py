@@ -1,7 +1,7 @@
-"""Made-up proper names, split once and for all into names for training and names held out.
+"""Made-up proper names, with a fixed split into names for training and held-out names.
 
-A name is held out by its own checksum, so a world for evaluation shares no made-up name with any
-world a model was trained on, whatever the seeds were.
+A checksum of the name decides, so an evaluation world of any seed shares no made-up name with any
+training world.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ENDINGS = (
 ).split()
 _NO_STEMS = {"cum", "hor"}
 _NUM_STEMS = 260
-_WILD_SHARE = 0.05  # of names that are no stem and ending: spelled in more and rarer tokens
+_WILD_SHARE = 0.05  # share of names that are not stem + ending, with more and rarer tokens
 _POOL_SIZE = 12_000
 _POOL_SEED = 20_231
 _HELD_OUT_SHARE = 10
 
 
 def is_held_out(name: str) -> bool:
-    """Whether this name is kept from training."""
+    """Whether this name is excluded from training."""
     return zlib.crc32(name.encode()) % _HELD_OUT_SHARE == 0
 
 
@@ -44,7 +44,7 @@ def _wild(rng: random.Random) -> str:
 
 
 def fresh_name(rng: random.Random) -> str:
-    """A name for training that is in no pool, so that none can be learned by heart."""
+    """A training name outside of the pool, so that a model can't memorize all names."""
     while True:
         name = _wild(rng) if rng.random() < 0.35 else _stem(rng) + rng.choice(_ENDINGS)
         if 4 <= len(name) <= 10 and not is_held_out(name.capitalize()):
@@ -55,8 +55,8 @@ def fresh_name(rng: random.Random) -> str:
 def name_pool(held_out: bool) -> tuple[str, ...]:
     """All made-up names of one side of the split, in a fixed order."""
     rng = random.Random(_POOL_SEED)
-    drawn = {_stem(rng) for _ in range(4 * _NUM_STEMS)} - _NO_STEMS
-    stems = sorted(drawn, key=lambda stem: (len(stem), stem))
+    candidates = {_stem(rng) for _ in range(4 * _NUM_STEMS)} - _NO_STEMS
+    stems = sorted(candidates, key=lambda stem: (len(stem), stem))
     stems = rng.sample(stems[: 2 * _NUM_STEMS], _NUM_STEMS)
     names: dict[str, None] = {}
     while len(names) < _POOL_SIZE:

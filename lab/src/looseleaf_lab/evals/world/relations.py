@@ -1,8 +1,8 @@
-"""What can be said in the world: each relation's ways to state it, to ask for it and to answer.
+"""The relations of the world, each with its statements, questions and answer.
 
-An answer is a sentence that starts with "The", restates the subject and only then gives the value:
-a model that copies the subject first finds the value more easily, and no name ever stands at the
-very start of an answer, where byte-level BPE would spell it differently from the document."""
+An answer is a sentence that starts with "The" and repeats the subject before the value. A model
+that copies the subject first finds the value more easily. No name starts an answer, because
+byte-level BPE would give it other tokens there than in the document."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Relation:
-    """One kind of fact. Templates use `{s}`, `{o}` and the slots that the fact brings."""
+    """One kind of fact. Templates use `{s}`, `{o}` and the slots of the fact."""
 
     name: str
     statements: tuple[str, ...]
     questions: tuple[str, ...]
     answer: str
-    description: str = ""  # names the object without saying it: "the sister of {s}"
+    description: str = ""  # refers to the object without its value: "the sister of {s}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fact:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What the fact is about: two facts of one world never share a key."""
+        """The subject and relation of the fact; facts of one world have distinct keys."""
         return (self.relation.name, *(self.slots[slot] for slot in sorted(self.slots)))
 
     def state(self, template: str) -> str:
@@ -156,7 +156,7 @@ MARK = Relation(
     "The {k} of {s} is {o}.",
 )
 
-# handed on from an earlier document: what follows "stays" is the value or a neutral word
+# inherited from an earlier document: the value or a neutral word follows "stays"
 INHERITED_MARKS: tuple[str, ...] = (
     "Like that of {r}, the {k} of {s} stays",
     "As in {r}, the {k} of {s} stays",

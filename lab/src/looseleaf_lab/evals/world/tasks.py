@@ -1,6 +1,6 @@
-"""Questions over a world, the tasks they make up, and the scorer. Runs no model.
+"""Questions over a world, the tasks that use them, and the scorer, without a model.
 
-A new task (roll-call, needle) is one more function in `_ASK` that turns a world into a `Question`.
+A new task is one more function in `_ASK` that returns a `Question` about a world.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from looseleaf_lab.evals.world import words
-from looseleaf_lab.evals.world.generate import Placed, World, WorldConfig, make_world
+from looseleaf_lab.evals.world.generate import PlacedFact, World, WorldConfig, make_world
 from looseleaf_lab.evals.world.relations import DUTY, MARK, PERSON_ATTRIBUTES, Fact
 
 NO_ANSWER = "The documents do not say."
@@ -19,7 +19,7 @@ NO_ANSWER = "The documents do not say."
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the one sentence (or two) that answers it, and what it takes."""
+    """A question, its answer of one or two sentences, its task, and its number of hops."""
 
     text: str
     answer: str
@@ -29,7 +29,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Example:
-    """One scored question over its documents."""
+    """One scored question with its documents."""
 
     documents: tuple[str, ...]
     question: str
@@ -38,26 +38,26 @@ class Example:
     hops: int
 
 
-def _ask_fact(placed: Placed, rng: random.Random, task: str = "lookup") -> Question:
-    fact = placed.fact
+def _fact_question(placed_fact: PlacedFact, rng: random.Random, task: str = "lookup") -> Question:
+    fact = placed_fact.fact
     text = fact.question(rng.choice(fact.relation.questions))
-    return Question(text, fact.answer(), task, placed.hops)
+    return Question(text, fact.answer(), task, placed_fact.hops)
 
 
 def _lookup(world: World, rng: random.Random, hops: int | None) -> Question | None:
-    return _ask_fact(rng.choice(world.facts), rng) if world.facts else None
+    return _fact_question(rng.choice(world.facts), rng) if world.facts else None
 
 
 def _mark(world: World, rng: random.Random, hops: int | None) -> Question | None:
-    """A mark that its own document names: the chain of no hops."""
-    named = [mark for mark in world.marks if mark.hops == 0]
-    return _ask_fact(rng.choice(named), rng) if named else None
+    """A mark with its value in its own document: a chain without hops."""
+    plain_marks = [mark for mark in world.marks if mark.hops == 0]
+    return _fact_question(rng.choice(plain_marks), rng) if plain_marks else None
 
 
 def _bridge(world: World, rng: random.Random, hops: int | None) -> Question | None:
     if not world.bridges:
         return None
-    first, second = (placed.fact for placed in rng.choice(world.bridges))
+    first, second = (placed_fact.fact for placed_fact in rng.choice(world.bridges))
     text = second.question(rng.choice(second.relation.questions), first.description())
     return Question(text, f"{first.answer()} {second.answer()}", "bridge", 2)
 
@@ -66,24 +66,24 @@ def _chain(world: World, rng: random.Random, hops: int | None) -> Question | Non
     lengths = sorted({mark.hops for mark in world.marks if mark.hops > 0})
     if hops is None and lengths:
         hops = rng.choice(lengths)
-    handed_on = [mark for mark in world.marks if mark.hops == hops]
-    return _ask_fact(rng.choice(handed_on), rng, "chain") if hops and handed_on else None
+    chain_ends = [mark for mark in world.marks if mark.hops == hops]
+    return _fact_question(rng.choice(chain_ends), rng, "chain") if hops and chain_ends else None
 
 
 def _unanswerable(world: World, rng: random.Random, hops: int | None) -> Question | None:
-    """Nobody of that name, nothing said of somebody known, a broken bridge, or a foreign text."""
+    """An unknown name, an unstated fact about a known person, a broken bridge, or foreign text."""
     drawer = world.drawer
     form = rng.random()
     if form < 0.35 and drawer.people:
         fact = drawer.about_person(rng.choice(drawer.people))
         text = fact.question(rng.choice(fact.relation.questions))
-        naming = [p.fact for p in world.facts if p.fact.relation.description]
-        if naming and rng.random() < 0.3:
-            first = rng.choice(naming)
-            if _unsaid(world, first.value, fact):
+        person_facts = [p.fact for p in world.facts if p.fact.relation.description]
+        if person_facts and rng.random() < 0.3:
+            first = rng.choice(person_facts)
+            if _is_unstated(world, first.value, fact):
                 text = fact.question(rng.choice(fact.relation.questions), first.description())
     elif form < 0.5:
-        fact = _near_miss(world, rng) or rng.choice((drawer.naming_person, drawer.other))()
+        fact = _near_miss(world, rng) or rng.choice((drawer.naming_person, drawer.about_thing))()
         text = fact.question(rng.choice(fact.relation.questions))
     elif form < 0.6:
         fact = Fact(MARK, {"s": drawer.site(), "k": rng.choice(words.MARK_KINDS)}, "")
@@ -99,7 +99,7 @@ def _unanswerable(world: World, rng: random.Random, hops: int | None) -> Questio
 
 
 def _near_miss(world: World, rng: random.Random) -> Fact | None:
-    """A duty of somebody, but with another verb than any document has for it."""
+    """A stated duty with another verb, which no document states."""
     duties = [p.fact for p in world.facts if p.fact.relation is DUTY]
     if not duties or rng.random() < 0.3:
         return None
@@ -108,9 +108,9 @@ def _near_miss(world: World, rng: random.Random) -> Fact | None:
     return fact if world.drawer.claim(fact) else None
 
 
-def _unsaid(world: World, person: str, like: Fact) -> bool:
-    key = Fact(like.relation, {**like.slots, "s": person}, "").key
-    return like.relation in PERSON_ATTRIBUTES and all(p.fact.key != key for p in world.facts)
+def _is_unstated(world: World, person: str, template: Fact) -> bool:
+    key = Fact(template.relation, {**template.slots, "s": person}, "").key
+    return template.relation in PERSON_ATTRIBUTES and all(p.fact.key != key for p in world.facts)
 
 
 _ASK: MappingProxyType[str, Callable[[World, random.Random, int | None], Question | None]] = (
@@ -134,10 +134,10 @@ def ask(world: World, task: str, rng: random.Random, hops: int | None = None) ->
 
 
 def make_example(task: str, seed: int, num_documents: int = 6, hops: int | None = None) -> Example:
-    """The example of this seed: the same seed and arguments always give the same example.
+    """The example of this seed; equal arguments always give the same example.
 
-    `hops` is for `chain` only: through how many documents the value was handed on (1 to 3; left
-    out, drawn from the seed).
+    ``hops`` is for `chain` only: the number of documents that pass the value on (1 to 3; by default
+    drawn from the seed).
     """
     if task not in _ASK:
         raise ValueError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
@@ -148,7 +148,7 @@ def make_example(task: str, seed: int, num_documents: int = 6, hops: int | None 
         hops = rng.randint(1, min(3, num_documents - 1))
     config = WorldConfig(num_documents=num_documents, hops=hops)
     for attempt in range(100):
-        # the golden-ratio stride keeps retries of one seed apart from other small seeds
+        # a large stride keeps retries of one seed apart from other small seeds
         world = make_world(seed if attempt == 0 else seed + attempt * 1_000_003, config)
         question = ask(world, task, rng, hops)
         if question is not None:
@@ -158,5 +158,5 @@ def make_example(task: str, seed: int, num_documents: int = 6, hops: int | None 
 
 
 def is_correct(answer: str, text: str) -> bool:
-    """Exact match with the expected answer, but for the spacing."""
+    """Exact match with the expected answer, except for white space."""
     return text.split() == answer.split()
