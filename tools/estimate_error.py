@@ -39,7 +39,7 @@ def synthetic_layers() -> Iterator[Part]:
         mix = torch.randn(128, 128, generator=generator) / 128**0.5
         values = layer.keys @ mix
         values = values + values.std() * torch.randn(values.shape, generator=generator)
-        yield kind, layer.keys, values, layer.asked, 128**-0.5
+        yield kind, layer.keys, values, layer.test_queries, 128**-0.5
 
 
 def reference_layers() -> Iterator[Part]:

@@ -19,7 +19,9 @@ aborted, and the engine asked again. Half of the engines host documents outside 
 What is compared: tokens, log-probabilities, reasons to end, errors, the number of documents that
 are reported, and that an engine holds nothing when all is done. A difference is printed with what
 was drawn; the same seed draws the same again, though threads of tiers in trouble may meet in
-another order. Exits with 1 if there is one."""
+another order. Exits with 1 if there is one.
+
+`python -m tools.fuzz_text` draws hostile chat templates and tokenizers."""
 
 import argparse
 import tempfile
@@ -377,7 +379,10 @@ def _run(engine: Engine, steps: int = _NOBODY) -> None:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What the tool takes."""
-    parser = argparse.ArgumentParser(description="answers to mixes of requests drawn at random")
+    parser = argparse.ArgumentParser(
+        description="answers to mixes of requests drawn at random",
+        epilog="python -m tools.fuzz_text draws hostile chat templates and tokenizers",
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=_NOBODY, help="engines at most")
     parser.add_argument("--seed", type=int, default=1)

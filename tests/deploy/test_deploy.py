@@ -16,7 +16,7 @@ from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.server.run import _CLOSING_SECONDS
 from looseleaf.server.service import STEP_PATIENCE
-from looseleaf.tiers.tiers import _LAST_WORDS_SECONDS
+from looseleaf.tiers.tiers import _CLOSE_SECONDS
 from tests.server.running import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_the_units_command_and_the_images_are_commands_of_ours():
 
 def test_both_let_the_server_drain_before_it_is_killed():
     # the engine's last step, documents on their way to tiers, and what has to be said
-    behind = STEP_PATIENCE + _LAST_WORDS_SECONDS + _CLOSING_SECONDS
+    behind = STEP_PATIENCE + _CLOSE_SECONDS + _CLOSING_SECONDS
     (limit,) = directives("TimeoutStopSec")
     assert float(limit) >= EXAMPLE["drain_seconds"] + behind
     (limit,) = re.findall(r"--stop-timeout (\d+)", DOCKERFILE)

@@ -16,7 +16,7 @@ from looseleaf.kv.store import Segment
 from looseleaf.prompt.request import Request
 from looseleaf.tiers import Load, Record
 from looseleaf.tiers.guard import Guard
-from looseleaf.tiers.transfer.load import Line
+from looseleaf.tiers.transfer.load import Heartbeat
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.engine.harness import Folder, assert_idle, words
 from tests.engine.tiered import (
@@ -206,7 +206,7 @@ def test_a_load_in_line_behind_slow_ones_has_not_failed(monkeypatch: pytest.Monk
     )
     record.num_layers, copy.write_layers.return_value = 2, None
     first, second = (Load(record, (), copy, guard, 1.0, None) for _ in range(2))
-    first.line = second.line = Line()
+    first.heartbeat = second.heartbeat = Heartbeat()
     clock[0] = 0.9
     assert first.deliver(0, torch.zeros(1, 4, dtype=torch.uint8))
     clock[0] = 1.8

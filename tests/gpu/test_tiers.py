@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.transfer.copy_batches import Parcel, Parcels, Portions
+from looseleaf.tiers.transfer.copy_batches import BatchLimits, CopyBatch, CopySchedule
 from looseleaf.tiers.transfer.copy_engine import Source
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.checkpoints import make_checkpoint
@@ -135,9 +135,9 @@ def wide_pool(num_pages):
 def bring(copy, sources, layers, together):
     """Have a courier bring documents, so many ``together``, some layers at a time."""
     firsts = range(0, len(sources), together)
-    every = [Parcel(some, range(n, n + together)) for some in layers for n in firsts]
-    parcels = Parcels(Portions(0, 0, 1 << 40, None, 0, 1), tuple(every))
-    order = copy.courier.order(sources, parcels, copy.fence())
+    batches = [CopyBatch(some, range(n, n + together)) for some in layers for n in firsts]
+    schedule = CopySchedule(BatchLimits(0, 0, 1 << 40, None, 0, 1), tuple(batches))
+    order = copy.copy_engine.submit(sources, schedule, copy.fence())
     assert order.wait_for_end(30) and not order.failed
     order.event(0, -1).synchronize()
     order.close()

@@ -14,7 +14,7 @@ import torch
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.packed_pages import BLOCK_BYTES, blocks_of
 from looseleaf.ops.packed_pages.reference import unpack_pages_reference
-from looseleaf.tiers.transfer.copy_engine import Calls, Device, Handle
+from looseleaf.tiers.transfer.copy_engine import Calls, Device, KernelHandle
 
 COPIES, UNPACKING = 1, 2
 _NOT_READY, _REFUSED = 600, 2
@@ -67,7 +67,7 @@ class PlayedGPU:
 
     def device(self) -> Device:
         calls = Calls(*(ctypes.cast(made, _P) for made in self._made))
-        kernel = Handle(9, 128, 64) if self._ring is not None else None
+        kernel = KernelHandle(9, 128, 64) if self._ring is not None else None
         event: Any = self.make_event
         return Device(calls, 3, COPIES, UNPACKING, event, self._ring, kernel, (self,))
 

@@ -15,7 +15,7 @@ from looseleaf.tiers.stores.arena import Arena
 from looseleaf.tiers.stores.base import TierCounters
 from looseleaf.tiers.stores.host import HostTier
 from looseleaf.tiers.stores.ledger import Ledger
-from looseleaf.tiers.transfer.copy_engine import Courier
+from looseleaf.tiers.transfer.copy_engine import CopyEngine
 from looseleaf.tiers.transfer.load import LoadFailed
 from looseleaf.tiers.transfer.loader import Loader
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
@@ -40,7 +40,7 @@ class PlayedCopies(PoolCopy):
 
     def __init__(self, pool: PagePool, gpu: PlayedGPU) -> None:
         super().__init__(pool)
-        self.courier = Courier(pool, gpu.device())
+        self.copy_engine = CopyEngine(pool, gpu.device())
 
     def fence(self) -> None:
         return None
@@ -66,7 +66,7 @@ class Scene:
             slot = self.host.reserve(record)
             assert slot is not None
             self.copy.read(record, self.pages(number), slot.layers)
-            kept = self.host.keep(slot)
+            kept = self.host.commit(slot)
             assert kept is not None
             kept.close()
         self.pool.kv.zero_()
@@ -166,8 +166,8 @@ def test_a_document_in_scattered_pages_comes_though_nobody_wakes_the_thread(scen
 
 
 def test_events_are_used_again_when_what_they_told_of_is_there(scene: Scene) -> None:
-    courier = scene.copy.courier
-    assert courier is not None
+    copy_engine = scene.copy.copy_engine
+    assert copy_engine is not None
     for turn in range(4):
         scene.pool.kv.zero_()
         loads = scene.begin()
@@ -180,8 +180,8 @@ def test_events_are_used_again_when_what_they_told_of_is_there(scene: Scene) -> 
         # nothing is to be waited for any more
         assert all(load.sent_by(0) is None for load in loads)
         if not turn:
-            spare = set(courier._spare)
-    assert set(courier._spare) == spare and not courier._open
+            spare = set(copy_engine._free_events)
+    assert set(copy_engine._free_events) == spare and not copy_engine._running
 
 
 def test_a_copy_that_is_refused_fails_its_loads_and_no_other(scene: Scene) -> None:

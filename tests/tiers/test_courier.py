@@ -13,8 +13,8 @@ from jaxtyping import config
 
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.packed_pages import BLOCK_BYTES, blocks_of, pack_pages
-from looseleaf.tiers.transfer.copy_batches import Parcel, Parcels, Portions
-from looseleaf.tiers.transfer.copy_engine import Courier, Order, Source
+from looseleaf.tiers.transfer.copy_batches import BatchLimits, CopyBatch, CopySchedule
+from looseleaf.tiers.transfer.copy_engine import CopyEngine, Source, Transfer
 from tests.tiers.played import PlayedGPU
 
 LAYERS, PAGES = 5, 24
@@ -50,7 +50,9 @@ def record_of(pool: PagePool, pages: range, *, packed: bool) -> torch.Tensor:
     return made
 
 
-def parcels_for(documents: int, most: int, choose: random.Random, portions: Portions) -> Parcels:
+def schedule_for(
+    documents: int, most: int, choose: random.Random, limits: BatchLimits
+) -> CopySchedule:
     """Any parcels that have the first layers first, of ``most`` layers of a document at most."""
     made, start = [], 0
     while start < LAYERS:
@@ -58,10 +60,10 @@ def parcels_for(documents: int, most: int, choose: random.Random, portions: Port
         first = 0
         while first < documents:
             stop = choose.randint(first + 1, documents)
-            made.append(Parcel(layers, range(first, stop)))
+            made.append(CopyBatch(layers, range(first, stop)))
             first = stop
         start = layers.stop
-    return Parcels(portions, tuple(made))
+    return CopySchedule(limits, tuple(made))
 
 
 class Scene:
@@ -76,14 +78,14 @@ class Scene:
         # the longest document of all layers that go together, and some more
         ring = 2 * self.most * 2 * 4 * page + self.choose.randint(0, 4 * page)
         self.gpu = PlayedGPU(self.pool, ring)
-        self.courier = Courier(self.pool, self.gpu.device())
-        self.runs: dict[Order, list[range]] = {}
-        self.dropped: set[tuple[Order, int]] = set()
+        self.copy_engine = CopyEngine(self.pool, self.gpu.device())
+        self.runs: dict[Transfer, list[range]] = {}
+        self.dropped: set[tuple[Transfer, int]] = set()
         self.records: list[torch.Tensor] = []
         self.targets = self._runs(18)
         self.pool.kv.zero_()
 
-    def order(self, count: int) -> Order:
+    def submit(self, count: int) -> Transfer:
         runs, self.targets = self.targets[:count], self.targets[count:]
         self.choose.shuffle(runs)
         sources = []
@@ -91,11 +93,11 @@ class Scene:
             packed = self.choose.random() < 0.7
             self.records.append(record_of(self.stored, run, packed=packed))
             sources.append(Source(run, self.records[-1].data_ptr(), packed))
-        portions = Portions(0, 0, self.choose.choice([0, 1 << 12, 1 << 30]), None, 0, 1)
-        parcels = parcels_for(count, self.most, self.choose, portions)
-        order = self.courier.order(sources, parcels, None)
-        self.runs[order] = runs
-        return order
+        limits = BatchLimits(0, 0, self.choose.choice([0, 1 << 12, 1 << 30]), None, 0, 1)
+        schedule = schedule_for(count, self.most, self.choose, limits)
+        transfer = self.copy_engine.submit(sources, schedule, None)
+        self.runs[transfer] = runs
+        return transfer
 
     def _runs(self, pages: int) -> list[range]:
         runs, start = [], self.choose.randint(0, 2)
@@ -105,10 +107,10 @@ class Scene:
             start = stop + (self.choose.random() < 0.3)
         return runs
 
-    def play(self, order: Order) -> None:
+    def play(self, transfer: Transfer) -> None:
         """Let the device do what it has until an order has ended and come."""
         while True:
-            ended = order.ended
+            ended = transfer.finished
             if self.gpu.step(self.choose):
                 continue
             if ended:
@@ -118,10 +120,10 @@ class Scene:
 
     def check(self) -> None:
         written = set()
-        for order, runs in self.runs.items():
+        for transfer, runs in self.runs.items():
             for number, run in enumerate(runs):
                 written |= set(run)
-                if (order, number) not in self.dropped:
+                if (transfer, number) not in self.dropped:
                     assert torch.equal(self.pool.kv[:, :, list(run)], self.before[:, :, list(run)])
         others = [page for page in range(PAGES) if page not in written]
         assert not self.pool.kv[:, :, others].any()
@@ -139,13 +141,13 @@ def test_nothing_is_written_before_the_fence_whatever_the_first_parcel_is(before
         Source(run, record.data_ptr(), packed)
         for run, record, packed in zip(runs, records, kinds, strict=True)
     ]
-    made = [Parcel(range(n, n + 1), range(d, d + 1)) for n in range(LAYERS) for d in range(2)]
-    parcels = Parcels(Portions(0, 0, 1 << 30, None, 0, 1), tuple(made))
-    order = Order(scene.courier, sources, parcels, fence)
+    made = [CopyBatch(range(n, n + 1), range(d, d + 1)) for n in range(LAYERS) for d in range(2)]
+    schedule = CopySchedule(BatchLimits(0, 0, 1 << 30, None, 0, 1), tuple(made))
+    transfer = Transfer(scene.copy_engine, sources, schedule, fence)
     if before == "dropped":
-        order.drop(0)
-    order.begin()
-    assert order.wait_for_end(30) and not order.failed
+        transfer.drop(0)
+    transfer.start()
+    assert transfer.wait_for_end(30) and not transfer.failed
     while gpu.step():
         pass
     assert not scene.pool.kv.any()
@@ -159,89 +161,91 @@ def test_nothing_is_written_before_the_fence_whatever_the_first_parcel_is(before
 @given(st.integers(0, 1 << 32), st.integers(1, 4))
 def test_all_comes_to_its_pages_whatever_the_device_does_first(seed: int, count: int) -> None:
     scene = Scene(seed)
-    orders = [scene.order(count) for _ in range(3) if len(scene.targets) >= count]
+    transfers = [scene.submit(count) for _ in range(3) if len(scene.targets) >= count]
     if scene.choose.random() < 0.5:
         dropped = scene.choose.randrange(count)
-        orders[0].drop(dropped)
-        scene.dropped.add((orders[0], dropped))
+        transfers[0].drop(dropped)
+        scene.dropped.add((transfers[0], dropped))
     if scene.choose.random() < 0.5:
         # who waits for a layer gets it asked for, whatever the device does
-        assert orders[-1].wait(0, LAYERS - 1, 30)
-    for order in orders:
-        scene.play(order)
-        assert not order.failed
-        order.close()
+        assert transfers[-1].wait(0, LAYERS - 1, 30)
+    for transfer in transfers:
+        scene.play(transfer)
+        assert not transfer.failed
+        transfer.close()
     scene.check()
 
 
 @given(st.integers(0, 1 << 32))
 def test_what_has_come_by_its_event_is_there(seed: int) -> None:
     scene = Scene(seed)
-    order = scene.order(min(4, len(scene.targets)))
-    parcels = [
-        {(document, layer) for layer in parcel.layers for document in parcel.documents}
-        for parcel in order.parcels
+    transfer = scene.submit(min(4, len(scene.targets)))
+    schedule = [
+        {(document, layer) for layer in batch.layers for document in batch.documents}
+        for batch in transfer.schedule
     ]
-    handles = {event.cuda_event: n for n, event in enumerate(order._events)}
+    handles = {event.cuda_event: n for n, event in enumerate(transfer._events)}
     seen = []
 
     def come(handle: int) -> None:
         if handle not in handles:
             return
         seen.append(handles[handle])
-        for document, layer in parcels[handles[handle]]:
-            run = list(scene.runs[order][document])
+        for document, layer in schedule[handles[handle]]:
+            run = list(scene.runs[transfer][document])
             assert torch.equal(scene.pool.kv[layer][:, run], scene.before[layer][:, run])
 
     scene.gpu.on_event = come
-    scene.play(order)
-    assert seen == list(range(len(parcels)))
+    scene.play(transfer)
+    assert seen == list(range(len(schedule)))
 
 
-def frozen() -> tuple[PlayedGPU, Courier, Order]:
+def frozen() -> tuple[PlayedGPU, CopyEngine, Transfer]:
     """An order of eight layers one by one, of which a device that does nothing is asked for two."""
     pool = make_pool()
     gpu = PlayedGPU(pool)
-    courier = Courier(pool, gpu.device())
+    copy_engine = CopyEngine(pool, gpu.device())
     record = record_of(pool, range(2), packed=False)
-    portions = Portions(0, 0, 1, None, 0, 1)
-    parcels = Parcels(portions, tuple(Parcel(range(n, n + 1), range(1)) for n in range(LAYERS)))
-    order = courier.order([Source(range(2), record.data_ptr(), False)], parcels, None)
-    order.record = record  # type: ignore[attr-defined]
-    return gpu, courier, order
+    limits = BatchLimits(0, 0, 1, None, 0, 1)
+    schedule = CopySchedule(
+        limits, tuple(CopyBatch(range(n, n + 1), range(1)) for n in range(LAYERS))
+    )
+    transfer = copy_engine.submit([Source(range(2), record.data_ptr(), False)], schedule, None)
+    transfer.record = record  # type: ignore[attr-defined]
+    return gpu, copy_engine, transfer
 
 
 def test_no_more_than_a_few_parcels_are_asked_for_ahead_of_the_device() -> None:
-    gpu, _, order = frozen()
+    gpu, _, transfer = frozen()
     for come in range(LAYERS):
         with gpu.lock:
             seen = gpu.queries
             # it has looked again and again, and asks for nothing
             assert come > LAYERS - 3 or gpu.moved.wait_for(lambda n=seen: gpu.queries > n + 3, 30)
-        assert order.num_layers(0) == min(LAYERS, come + 2)
-        done = order.event(0, come)
+        assert transfer.num_layers(0) == min(LAYERS, come + 2)
+        done = transfer.event(0, come)
         assert done is not None and not done.query()
         while not done.query():
             gpu.step()
-        assert order.wait(0, min(LAYERS - 1, come), 30)
-        while not order.ended and order.num_layers(0) < come + 3:
+        assert transfer.wait(0, min(LAYERS - 1, come), 30)
+        while not transfer.finished and transfer.num_layers(0) < come + 3:
             with gpu.lock:
                 gpu.moved.wait(1)
-    assert order.wait_for_end(30)
+    assert transfer.wait_for_end(30)
 
 
 def test_an_order_that_ends_with_its_courier_has_failed() -> None:
-    _, courier, order = frozen()
-    waiting = threading.Thread(target=order.wait_for_end, args=(30,))
+    _, copy_engine, transfer = frozen()
+    waiting = threading.Thread(target=transfer.wait_for_end, args=(30,))
     waiting.start()
-    courier.end()
+    copy_engine.end()
     waiting.join(10)
-    assert not waiting.is_alive() and order.ended and order.failed
-    assert order.num_layers(0) < LAYERS
+    assert not waiting.is_alive() and transfer.finished and transfer.failed
+    assert transfer.num_layers(0) < LAYERS
     # who comes late is told so
-    order.drop(0)
-    assert not order.wait(0, LAYERS - 1, 30)
-    late = courier.order([Source(range(2), 0, False)], order.parcels, None)
+    transfer.drop(0)
+    assert not transfer.wait(0, LAYERS - 1, 30)
+    late = copy_engine.submit([Source(range(2), 0, False)], transfer.schedule, None)
     assert late.wait_for_end(30) and late.failed
 
 
@@ -251,8 +255,8 @@ def test_what_finds_no_room_in_the_ring_is_refused_and_not_written() -> None:
     page = blocks_of(pool.kv) * BLOCK_BYTES
     gpu = PlayedGPU(pool, 7 * page)
     gpu.free = True
-    courier = Courier(pool, gpu.device())
-    parcels = Parcels(Portions(0, 0, 1, None, 0, 1), (Parcel(range(1), range(1)),))
-    order = courier.order([Source(range(4), record.data_ptr(), True)], parcels, None)
-    assert order.wait_for_end(30) and order.failed and not gpu.asked
-    assert "not copied" in str(order.error)
+    copy_engine = CopyEngine(pool, gpu.device())
+    schedule = CopySchedule(BatchLimits(0, 0, 1, None, 0, 1), (CopyBatch(range(1), range(1)),))
+    transfer = copy_engine.submit([Source(range(4), record.data_ptr(), True)], schedule, None)
+    assert transfer.wait_for_end(30) and transfer.failed and not gpu.asked
+    assert "not copied" in str(transfer.error)

@@ -66,7 +66,7 @@ def test_what_comes_while_the_folder_is_listed_stays_booked(
     tier, later = tiers(tmp_path)
     heard = during_a_listing(monkeypatch, lambda: put(tier, 3))
     later()
-    tier.tend()
+    tier.maintain()
     assert heard == [True] and sorted(numbers(tier)) == [1, 3]
     assert tier.ledger.used == sum(path.stat().st_size for path in tmp_path.glob("*.segment"))
 
@@ -78,7 +78,7 @@ def test_what_goes_while_the_folder_is_listed_stays_gone(
     put(DiskTier(tmp_path, Ledger(1 << 20)), 2)
     heard = during_a_listing(monkeypatch, lambda: tier.delete([key(1), key(2)]))
     later()
-    tier.tend()
+    tier.maintain()
     assert heard == [2]
     assert (len(tier.ledger), tier.ledger.used) == (0, 0)
 

@@ -198,7 +198,7 @@ def test_what_is_past_its_time_goes_though_nothing_is_written(tmp_path: Path) ->
     made = DiskTier(tmp_path, Ledger(LIMIT, ttl=10, clock=lambda: now), clock=lambda: now)
     put(made, 1)
     now += 11
-    made.tend()
+    made.maintain()
     assert list(tmp_path.glob("*.segment")) == [] and made.counters.expired == 1
     put(made, 2)
     now += 11
@@ -223,7 +223,7 @@ def test_books_follow_what_people_delete(tmp_path: Path) -> None:
     put(tier, 1)
     for path in tmp_path.glob("*.segment"):
         path.unlink()
-    tier.tend()
+    tier.maintain()
     assert (len(tier.ledger), tier.ledger.used) == (0, 0)
 
 
@@ -244,6 +244,6 @@ def test_a_folder_that_is_gone_is_made_again(tmp_path: Path) -> None:
     put(tier, 1)
     shutil.rmtree(folder)
     now += 10
-    tier.tend()
+    tier.maintain()
     assert (len(tier.ledger), tier.ledger.used) == (0, 0)
     assert put(tier, 1) and read(tier, 1) is not None

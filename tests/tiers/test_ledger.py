@@ -13,10 +13,10 @@ def come(ledger: Ledger, number: int, size: int = 10, tenant: str = "") -> bool:
         ledger.touch(key(number))
         return True
     ledger.remove(key(number))
-    going = ledger.make_room(size, tenant, key(number))
-    if going is None:
+    victims = ledger.victims(size, tenant, key(number))
+    if victims is None:
         return False
-    for entry in going:
+    for entry in victims:
         ledger.remove(entry.key, remember=True)
     ledger.add(Entry(key(number), size, tenant, ledger.clock()))
     return True

@@ -5,7 +5,7 @@ import torch
 
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.transfer.copy_batches import parcels_of
+from looseleaf.tiers.transfer.copy_batches import make_schedule
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
 from tests.tiers.records import key
 
@@ -37,7 +37,7 @@ def test_a_segment_comes_back_to_any_pages_bit_by_bit(
     assert record.packed == packed and record.num_bytes == copy.num_bytes(3)
     layers = torch.full((record.num_layers, record.layer_bytes), 255, dtype=torch.uint8)
     copied = copy.read(record, source, layers)
-    assert copied.event is None and copied.whole
+    assert copied.event is None and copied.is_valid
     copy.write_layers(record, 0, target, layers[:1])
     copy.write_layers(record, 1, target, layers[1:])
     words = held.kv.view(torch.uint8)
@@ -54,11 +54,11 @@ def test_what_can_not_be_packed_says_so_and_is_stored_as_it_is() -> None:
     copy = PoolCopy(held, "on")
     record = copy.record(key(1), 48, 3)
     layers = torch.empty(record.num_layers, record.layer_bytes, dtype=torch.uint8)
-    assert not copy.read(record, [2, 3, 4], layers).whole
-    assert copy.read(record, [5, 6, 7], layers).whole
+    assert not copy.read(record, [2, 3, 4], layers).is_valid
+    assert copy.read(record, [5, 6, 7], layers).is_valid
     plain = copy.record(key(1), 48, 3, packed=False)
     layers = torch.empty(plain.num_layers, plain.layer_bytes, dtype=torch.uint8)
-    assert not plain.packed and copy.read(plain, [2, 3, 4], layers).whole
+    assert not plain.packed and copy.read(plain, [2, 3, 4], layers).is_valid
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -85,18 +85,18 @@ def test_what_lies_behind_the_end_is_not_stored() -> None:
 def test_every_layer_of_every_document_is_sent_once_and_the_first_ones_first(
     sizes: list[int], packed: bool
 ) -> None:
-    parcels = parcels_of(tuple(sizes), 32, packed=packed)
+    schedule = make_schedule(tuple(sizes), 32, packed=packed)
     sent: dict[int, list[int]] = {document: [] for document in range(len(sizes))}
-    for number, (layers, documents) in enumerate(parcels):
+    for number, (layers, documents) in enumerate(schedule):
         for document in documents:
             sent[document] += layers
-            assert all(parcels.numbers[document, layer] == number for layer in layers)
+            assert all(schedule.batch_of[document, layer] == number for layer in layers)
     assert all(layers == list(range(32)) for layers in sent.values())
-    order = [layers.start for layers, _ in parcels]
-    assert order == sorted(order) == parcels.array[:, 0].tolist()
-    assert parcels.array[:, [1, 3]].prod(1).sum() == 32 * len(sizes)
+    order = [layers.start for layers, _ in schedule]
+    assert order == sorted(order) == schedule.array[:, 0].tolist()
+    assert schedule.array[:, [1, 3]].prod(1).sum() == 32 * len(sizes)
     # what is asked for at once is little, and a step ends with what the last layer lets it compute
-    first = [len(layers) * sum(sizes[n] for n in some) for layers, some in parcels.every[:2]]
+    first = [len(layers) * sum(sizes[n] for n in some) for layers, some in schedule.batches[:2]]
     least, most = (48 << 20, 96 << 20) if packed else (26 << 20, 78 << 20)
     assert first[0] <= max(least, *sizes) and sum(first) <= max(most, 2 * max(sizes))
     assert {0, 30, 31} <= set(order)

@@ -20,9 +20,9 @@ class Together(HostTier):
     """Gives no layer before so many readers ask for one, until all of them have read twice what was
     put last; who comes later reads alone."""
 
-    def gather(self, hands: int) -> None:
-        self.hands, self.opened = hands, 0
-        self.barrier = threading.Barrier(hands, timeout=20)
+    def gather(self, workers: int) -> None:
+        self.workers, self.opened = workers, 0
+        self.barrier = threading.Barrier(workers, timeout=20)
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
         self.opened = 0
@@ -31,7 +31,7 @@ class Together(HostTier):
     def open(self, key: SegmentKey) -> "Reader | None":  # type: ignore[override]
         with self._lock:
             self.opened += 1
-            alone = self.opened > 2 * self.hands
+            alone = self.opened > 2 * self.workers
         reader = super().open(key)
         return reader if reader is None or alone else _Waiting(reader, self.barrier)
 
@@ -57,17 +57,20 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("looseleaf.tiers.transfer.probe._LONGEST", 60.0)
 
 
-def measured(tier: Together, hands: int) -> Iterator[Probe]:
-    tier.gather(hands)
-    return probe(tier, torch.device("cpu"), hands)
+def measured(tier: Together, workers: int) -> Iterator[Probe]:
+    tier.gather(workers)
+    return probe(tier, torch.device("cpu"), workers)
 
 
-@pytest.mark.parametrize("hands", [1, 2, 5])
-def test_as_many_read_at_a_time_as_will(hands: int) -> None:
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_as_many_read_at_a_time_as_will(workers: int) -> None:
     tier = Together(Ledger(1 << 26))
-    found = list(measured(tier, hands))
+    found = list(measured(tier, workers))
     assert [probe.num_bytes for probe in found] == [1 << 18, 1 << 22]
-    assert all(min(one.alone, one.together) > 0 and one.hands == hands for one in found)
+    assert all(
+        min(probe.single_seconds, probe.parallel_seconds) > 0 and probe.workers == workers
+        for probe in found
+    )
     assert list(tier.entries()) == []
 
 

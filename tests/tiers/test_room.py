@@ -73,7 +73,7 @@ def test_what_is_refused_costs_nothing_and_what_is_admitted_finds_a_hole(
             assert tier.counters.evicted == evicted
         assert tier.ledger.used == sum(e.num_bytes for e in tier.entries()) <= 10_000
     tier.delete([key(number) for number in range(13)])
-    assert tier._arena.num_free == 10_000 and tier.ledger.used == 0
+    assert tier._arena.free_bytes == 10_000 and tier.ledger.used == 0
 
 
 class Counted(Entry):
@@ -92,8 +92,8 @@ def test_entries_are_not_compared_with_each_other_to_make_room() -> None:
     for number in range(count):
         ledger.add(Counted(key(number), 100, "red" if number % 2 else "blue"))
     Counted.compared = 0
-    going = ledger.make_room(100 * count // 4, "red", key(count))
-    assert going is not None and len(going) == count // 4
+    victims = ledger.victims(100 * count // 4, "red", key(count))
+    assert victims is not None and len(victims) == count // 4
     assert Counted.compared < count
 
 

@@ -34,7 +34,7 @@ def test_probes_by_one_hand_and_by_all_tell_of_any_number(
 def test_a_tier_of_which_nothing_was_read_is_not_known() -> None:
     speed = TierSpeed()
     speed.observe_probes([])
-    assert speed.predict(1000) is None and not speed.proven
+    assert speed.predict(1000) is None and not speed.calibrated
 
 
 def test_loads_beside_launches_tell_how_much_longer_they_take_and_how_long_others_do() -> None:
@@ -42,10 +42,10 @@ def test_loads_beside_launches_tell_how_much_longer_they_take_and_how_long_other
     speed.observe_probes([Probe(10**6, 0.5, 0.5, 1)])
     # of a tier that was only probed nobody knows what a load takes longer than
     speed.observe_load(10**7, 0.12, launched=True)
-    assert speed.slowdown is None and not speed.proven
+    assert speed.slowdown is None and not speed.calibrated
     for _ in range(20):
         speed.observe_load(10**7, 0.1, launched=False)
-    assert speed.proven and speed.slowdown is None
+    assert speed.calibrated and speed.slowdown is None
     for _ in range(9):
         speed.observe_load(10**7, 0.12, launched=True)
     assert speed.slowdown == pytest.approx(1.2, rel=0.02)

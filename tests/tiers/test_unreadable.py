@@ -71,7 +71,7 @@ def test_what_is_no_file_costs_its_record_only(kind: str, tmp_path: Path) -> Non
     counted = tier.counters.faults["unreadable"]
     assert counted >= 1
     for _ in range(3):
-        tier.tend()
+        tier.maintain()
         tier.contains([key(2)])
     assert tier.counters.faults["unreadable"] == counted, "each is counted once"
     assert {name for name, fault in tier.verify() if fault} >= {file_of(tmp_path, 2).name}
@@ -175,5 +175,5 @@ def test_a_file_that_changes_is_looked_at_again(tmp_path: Path) -> None:
     assert tier.contains([key(1)]) == [False]
     path.unlink()
     assert put(DiskTier(tmp_path, Ledger(LIMIT)), 1)
-    tier.tend()
+    tier.maintain()
     assert read(tier, 1) is not None

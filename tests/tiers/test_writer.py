@@ -19,7 +19,7 @@ from looseleaf.tiers import (
     TierFault,
     Tiers,
 )
-from looseleaf.tiers.asking import Asker
+from looseleaf.tiers.asking import LookupThread
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.stores.arena import Arena
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
@@ -50,16 +50,16 @@ class Scene:
         """Records come faster than they are brought on."""
         self.writer.do(self._gate.wait)
         for number in numbers:
-            assert self.writer.keep(self.record(number), [2, 3, 4]) is not None
+            assert self.writer.write_back(self.record(number), [2, 3, 4]) is not None
         self._gate.set()
         assert self.writer.flush(30)
 
     def nothing_is_held(self) -> bool:
         held = sum(entry.num_bytes for entry in self.host.entries())
-        free = self.host._arena.num_free
+        free = self.host._arena.free_bytes
         return (
             self.host.ledger.used == held == self.host.ledger.limit - free
-            and self.staging.num_free == len(self.staging.memory)
+            and self.staging.free_bytes == len(self.staging.memory)
         )
 
 
@@ -113,7 +113,7 @@ def test_a_writer_that_gets_no_thread_leaves_out_records_and_writes_the_next(
     scene: Scene, no_thread: pytest.MonkeyPatch
 ) -> None:
     put(scene.disk, 5)
-    assert scene.writer.keep(scene.record(1), [2, 3, 4]) is None
+    assert scene.writer.write_back(scene.record(1), [2, 3, 4]) is None
     assert scene.writer.skipped == 1
     assert scene.guard.counters.faults == {"unavailable": 1}
     scene.writer.do(lambda: scene.guard.call(lambda tier: tier.delete([key(5)]), 0) and None)
@@ -129,19 +129,19 @@ def test_a_tier_that_can_not_be_asked_for_want_of_a_thread_is_asked_the_next_tim
 ) -> None:
     guard = Guard(DiskTier(tmp_path, Ledger(LIMIT)), TierCounters())
     put(guard.tier, 1)
-    asker = Asker(guard)
-    assert asker.ask(lambda tier: tier.contains([key(1)]), [False], 30) == [False]
+    lookup_thread = LookupThread(guard)
+    assert lookup_thread.call(lambda tier: tier.contains([key(1)]), [False], 30) == [False]
     assert guard.counters.faults == {"unavailable": 1}
     no_thread.undo()
-    assert asker.ask(lambda tier: tier.contains([key(1)]), [False], 30) == [True]
-    asker.close()
+    assert lookup_thread.call(lambda tier: tier.contains([key(1)]), [False], 30) == [True]
+    lookup_thread.close()
 
 
 def test_who_has_nothing_to_write_tends_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("looseleaf.tiers.transfer.writer._TEND_AFTER", 0.01)
+    monkeypatch.setattr("looseleaf.tiers.transfer.writer._MAINTENANCE_SECONDS", 0.01)
     tended = threading.Semaphore(0)
     copy, staging = PoolCopy(pool(torch.float32)), Arena(1, pinned=False)
-    writer = Writer(copy, staging, None, [], tend=tended.release)
+    writer = Writer(copy, staging, None, [], maintain=tended.release)
     writer.do(lambda: None)
     try:
         # again and again
@@ -153,10 +153,10 @@ def test_who_has_nothing_to_write_tends_the_tiers(monkeypatch: pytest.MonkeyPatc
 def test_who_is_always_asked_for_something_tends_the_tiers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("looseleaf.tiers.transfer.writer._TEND_AFTER", 0.01)
+    monkeypatch.setattr("looseleaf.tiers.transfer.writer._MAINTENANCE_SECONDS", 0.01)
     tended = threading.Event()
     copy, staging = PoolCopy(pool(torch.float32)), Arena(1, pinned=False)
-    writer = Writer(copy, staging, None, [], tend=tended.set)
+    writer = Writer(copy, staging, None, [], maintain=tended.set)
 
     def again() -> None:
         # there is always another job
@@ -178,12 +178,12 @@ def test_what_is_past_its_time_goes_from_a_folder_that_nobody_uses(tmp_path: Pat
     tiers = Tiers.create(config, pool(torch.float32))
     assert tiers is not None
     try:
-        tiers.tend()
+        tiers.maintain()
         assert path.exists()
         (disk,) = (guard.tier for guard in tiers.guards)
         assert isinstance(disk, DiskTier)
         disk.clock = disk.ledger.clock = lambda: time.time() + 7200
-        tiers.tend()
+        tiers.maintain()
         assert not path.exists() and disk.counters.expired == 1
         assert tiers.writer.thread is not None
     finally:
@@ -203,7 +203,7 @@ def test_looking_after_a_folder_is_no_proof_that_it_can_be_written(tmp_path: Pat
         for _ in range(3):
             assert not guard.writing.is_open
             guard.call(fail, False, writes=True)
-            tiers.tend()
+            tiers.maintain()
         assert guard.writing.is_open
     finally:
         tiers.close()

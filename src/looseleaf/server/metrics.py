@@ -36,6 +36,12 @@ class ServerMetrics:
         self._registry.register(_EngineCollector(snapshot))
         ProcessCollector(registry=self._registry)
         self.build = Info("looseleaf_build", "Version, model and dtype.", registry=self._registry)
+        self._add_request_metrics()
+        self._add_step_metrics()
+        self._add_document_metrics()
+
+    def _add_request_metrics(self) -> None:
+        """Times, responses and errors of requests."""
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _FAST
         )
@@ -48,12 +54,6 @@ class ServerMetrics:
         self.total = self._histogram(
             "request_seconds", "From a finished request's arrival to its last token.", _LONG
         )
-        self.step = self._histogram("step_seconds", "Duration of an engine step.", _STEP)
-        self.rows = self._histogram("decode_rows", "Outputs per decode step.", _ROWS)
-        self.group_rows = self._histogram(
-            "rows_per_group", "Mean rows of a step's work items with several rows.", _ROWS
-        )
-        self.decode_steps = self._counter("decode_steps", "Decode steps by attention path.", "path")
         self.responses = self._counter("http_responses", "HTTP responses.", "route", "status")
         self.disconnects = self._counter("disconnects", "Requests whose client disconnected.")
         self.refused_connections = self._counter(
@@ -65,6 +65,21 @@ class ServerMetrics:
             "Requests whose template, tokenizer or grammar exceeded its time, memory or output.",
             "what",
         )
+        self.under_way = Gauge(
+            "looseleaf_http_requests", "HTTP requests under way.", registry=self._registry
+        )
+
+    def _add_step_metrics(self) -> None:
+        """Duration and batch sizes of engine steps."""
+        self.step = self._histogram("step_seconds", "Duration of an engine step.", _STEP)
+        self.rows = self._histogram("decode_rows", "Outputs per decode step.", _ROWS)
+        self.group_rows = self._histogram(
+            "rows_per_group", "Mean rows of a step's work items with several rows.", _ROWS
+        )
+        self.decode_steps = self._counter("decode_steps", "Decode steps by attention path.", "path")
+
+    def _add_document_metrics(self) -> None:
+        """Registration and loading of documents."""
         self.not_kept = self._counter(
             "not_kept",
             "Changes to registered documents that could not be written to the disk, and ready "
@@ -82,9 +97,6 @@ class ServerMetrics:
         )  # fmt: skip
         self.chosen_ratio = self._histogram(
             "chosen_ratio", "Share of tokens that the controller recomputes.", _SHARES
-        )
-        self.under_way = Gauge(
-            "looseleaf_http_requests", "HTTP requests under way.", registry=self._registry
         )
 
     def watch_engine(self, is_up: Callable[[], bool], busy: Callable[[], float]) -> None:

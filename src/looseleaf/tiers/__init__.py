@@ -1,8 +1,8 @@
-"""Where segments live besides the device pool: host memory, a disk, a server of several engines.
+"""Storage of segments outside the device pool: host memory, disk, and a shared server.
 
-A tier keeps *records*, segments by key; a disk also what was derived from them (side-cars). It is
-asked layer by layer, so that a layer's keys and values can be on their way while the layer before
-it is computed. A tier may fail, lie or be slow; that costs time, never an answer."""
+A tier stores *records*: the KV pages of a segment under its key. Loads are layer-wise, so that a
+layer loads while the layer before it is computed. A tier that fails, corrupts data or is slow costs
+time and never changes an answer."""
 
 from looseleaf.tiers.stores.base import (
     Entry,
@@ -17,19 +17,19 @@ from looseleaf.tiers.stores.disk import HOSTED, DiskTier
 from looseleaf.tiers.stores.host import HostTier
 from looseleaf.tiers.stores.ledger import Ledger
 from looseleaf.tiers.stores.remote import RemoteTier
-from looseleaf.tiers.tiers import Tiers, TierState, Wanted, tenant_of
+from looseleaf.tiers.tiers import PagedSegment, Tiers, TierState, tenant_of
 from looseleaf.tiers.transfer.load import Load, LoadFailed
-from looseleaf.tiers.transfer.pool_copy import Copied
+from looseleaf.tiers.transfer.pool_copy import PageExport
 from looseleaf.tiers.wrapping import WrappedTier
 
 __all__ = [
     "HOSTED",
     "Tiers",
     "TierState",
-    "Wanted",
+    "PagedSegment",
     "Load",
     "LoadFailed",
-    "Copied",
+    "PageExport",
     "tenant_of",
     "Tier",
     "Record",

@@ -1,7 +1,7 @@
-"""Questions to a tier that nobody waits for long: asked in a thread, answered in time or not.
+"""Tier lookups with a time limit, on a thread per tier.
 
-A disk on a network, or a server, can leave a call hanging for minutes; the engine asks what a tier
-has between two steps, and has no minutes."""
+A call to a network disk or a server can hang for minutes. The engine looks up documents between two
+steps and can't wait that long."""
 
 import logging
 import queue
@@ -17,62 +17,60 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class _Question(Generic[T]):
-    """What is asked, and the answer once it is there."""
+class _Lookup(Generic[T]):
+    """One call and its result; ``answer`` is the default until ``done``."""
 
-    def __init__(self, act: Callable[[Tier], T], otherwise: T) -> None:
+    def __init__(self, act: Callable[[Tier], T], default: T) -> None:
         self.act = act
-        self.answer = otherwise
-        self.otherwise = otherwise
+        self.answer = default
+        self.default = default
         self.done = threading.Event()
 
 
 @dataclass(eq=False)
-class Asker:
-    """Asks one tier, one question at a time; who asks is one thread."""
+class LookupThread:
+    """Runs the lookups of one tier one after another, for one calling thread."""
 
     guard: Guard
-    _questions: "queue.SimpleQueue[_Question[Any] | None]" = field(
-        default_factory=queue.SimpleQueue
-    )
-    _open: _Question[Any] | None = None
+    _lookups: "queue.SimpleQueue[_Lookup[Any] | None]" = field(default_factory=queue.SimpleQueue)
+    _pending: _Lookup[Any] | None = None
     thread: threading.Thread | None = None
 
-    def ask(self, act: Callable[[Tier], T], otherwise: T, seconds: float) -> T:
-        """What ``act`` makes of the tier, or ``otherwise`` if that fails, takes longer than
-        ``seconds``, or the question before has not come back yet."""
-        if self._open is not None and not self._open.done.is_set():
+    def call(self, act: Callable[[Tier], T], default: T, seconds: float) -> T:
+        """The result of ``act``. Returns ``default`` if the call fails, takes longer than
+        ``seconds``, or the previous call still runs."""
+        if self._pending is not None and not self._pending.done.is_set():
             self.guard.counters.skipped += 1
-            return otherwise
+            return default
         if not self._has_thread():
-            return otherwise
-        self._open = question = _Question(act, otherwise)
-        self._questions.put(question)
-        if question.done.wait(seconds):
-            return question.answer
+            return default
+        self._pending = lookup = _Lookup(act, default)
+        self._lookups.put(lookup)
+        if lookup.done.wait(seconds):
+            return lookup.answer
         self.guard.fail(TierFault("timeout", f"no answer within {seconds:g} s"))
-        return otherwise
+        return default
 
     def close(self) -> None:
-        """End the thread, after what it was asked."""
-        self._questions.put(None)
+        """Ends the thread after its pending calls."""
+        self._lookups.put(None)
 
     def _has_thread(self) -> bool:
-        """Whether there is a thread to ask, or one could be started."""
+        """Starts the thread if need be; returns whether it runs."""
         if self.thread is None:
             name = f"looseleaf-{self.guard.name}-asking"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
-                # the system has no more threads, for now: no reason to leave the tier alone
+                # a lack of threads is temporary and no fault of the tier
                 self.guard.counters.count_fault("unavailable")
-                _log.warning("no thread to ask the %s tier with: %s", self.guard.name, error)
+                _log.warning("no thread can be started for the %s tier: %s", self.guard.name, error)
                 return False
             self.thread = thread
         return True
 
     def _work(self) -> None:
-        while (question := self._questions.get()) is not None:
-            question.answer = self.guard.call(question.act, question.otherwise, proof=False)
-            question.done.set()
+        while (lookup := self._lookups.get()) is not None:
+            lookup.answer = self.guard.call(lookup.act, lookup.default, proof=False)
+            lookup.done.set()

@@ -1,9 +1,8 @@
-"""How threads end: before the interpreter does.
+"""Joins threads before the interpreter exits.
 
-A thread that comes back from C++ while the interpreter ends is unwound there, through destructors
-that must not be: the process aborts (``terminate called without an active exception``). That takes
-no more than an event of CUDA that is freed. So whoever has threads waits for them, where nobody
-closes it too."""
+At exit the interpreter unwinds threads that return from C++, and their destructors abort the
+process (``terminate called without an active exception``). Freeing a CUDA event is enough. So each
+owner of threads joins them, even if the caller never calls close()."""
 
 import threading
 import time
@@ -11,9 +10,9 @@ from collections.abc import Iterable
 
 
 def join_all(threads: Iterable[threading.Thread], seconds: float) -> bool:
-    """Wait for all of them that were started, for so long at most together; whether they ended.
+    """Joins all started threads within ``seconds`` in total; returns whether all ended.
 
-    Not to be called by one of them."""
+    Must not be called by one of them."""
     end = time.monotonic() + seconds
     started = [thread for thread in threads if thread.ident is not None]
     for thread in started:

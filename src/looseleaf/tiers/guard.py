@@ -1,8 +1,6 @@
-"""A tier behind a breaker: its failures are counted, and one that keeps failing is left alone for a
-while.
+"""A circuit breaker around a tier: counts failures and pauses calls after several in a row.
 
-Nothing that a tier does gets past this: an exception of any kind is a fault, and a fault is an
-answer like "not there"."""
+Every exception of a tier becomes a counted fault, and the caller gets a default result."""
 
 import logging
 import threading
@@ -15,50 +13,50 @@ from looseleaf.tiers.stores.base import Fault, Tier, TierCounters, TierFault
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-# faults of the tier, not of one record
-_OF_THE_TIER: tuple[Fault, ...] = ("timeout", "unavailable")
+# faults of the tier rather than of one record
+_TIER_FAULTS: tuple[Fault, ...] = ("timeout", "unavailable")
 
 
 @dataclass(eq=False)
 class Breaker:
-    """Opens after ``threshold`` failures in a row; ``cooldown`` seconds later one call may try."""
+    """Opens after ``threshold`` failures in a row; one retry is allowed after ``cooldown`` s."""
 
     threshold: int = 3
     cooldown: float = 5.0
     clock: Callable[[], float] = time.monotonic
     _failures: int = 0
     _retry_at: float = 0.0
-    _trying: bool = False
+    _is_retrying: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_open(self) -> bool:
-        """Whether the tier is left alone now."""
+        """Whether calls are paused."""
         with self._lock:
             return self._failures >= self.threshold and self.clock() < self._retry_at
 
     def allow(self) -> bool:
-        """Whether a call may be made; the one that tries again keeps others back meanwhile."""
+        """Whether a call may run. A retry keeps other calls paused."""
         with self._lock:
             if self._failures < self.threshold:
                 return True
             if self.clock() < self._retry_at:
                 return False
             self._retry_at = self.clock() + self.cooldown
-            self._trying = True
+            self._is_retrying = True
             return True
 
-    def book(self, *, well: bool, proof: bool = True) -> bool:
-        """How a call went; returns whether the breaker opens by it.
+    def record(self, *, well: bool, proof: bool = True) -> bool:
+        """Records the result of a call; returns whether the breaker opens now.
 
-        A call that tries again and is no ``proof`` of health lets others try, but the next failure
-        counts as the last of a row. One that began before the failures says nothing."""
+        A successful retry without ``proof`` of health closes the breaker, but one more failure
+        opens it again."""
         with self._lock:
-            trying, self._trying = self._trying, False
+            retrying, self._is_retrying = self._is_retrying, False
             if well:
                 if proof:
                     self._failures = 0
-                elif trying:
+                elif retrying:
                     self._failures = min(self._failures, self.threshold - 1)
                 return False
             self._failures += 1
@@ -68,8 +66,10 @@ class Breaker:
 
 @dataclass(eq=False)
 class Guard:
-    """Calls to one tier, by any thread. What fails to be written says nothing of what is there: a
-    folder may be read-only. But nothing is written to a tier that can't be read."""
+    """Calls to one tier, from any thread.
+
+    Failed writes do not pause reads, because a folder may be read-only. An open read breaker pauses
+    writes too."""
 
     tier: Tier
     counters: TierCounters
@@ -81,26 +81,26 @@ class Guard:
         return self.tier.name
 
     def call(
-        self, act: Callable[[Tier], T], otherwise: T, *, proof: bool = True, writes: bool = False
+        self, act: Callable[[Tier], T], default: T, *, proof: bool = True, writes: bool = False
     ) -> T:
-        """What ``act`` makes of the tier, or ``otherwise`` if that fails or is not tried.
+        """The result of ``act``; ``default`` if it fails or is skipped.
 
-        A call that moves no data is no ``proof`` that the tier is well; one that ``writes`` is no
-        proof that it can be read."""
+        Calls that move no data are no ``proof`` of health. ``writes`` selects the breaker of
+        writes."""
         breaker = self.writing if writes else self.breaker
         if (writes and self.breaker.is_open) or not breaker.allow():
             self.counters.skipped += 1
-            return otherwise
+            return default
         try:
             result = act(self.tier)
         except Exception as error:
             self.fail(error, writes=writes)
-            return otherwise
-        breaker.book(well=True, proof=proof)
+            return default
+        breaker.record(well=True, proof=proof)
         return result
 
     def fail(self, error: Exception, *, writes: bool = False) -> None:
-        """Count a failure, of a call that ``writes`` or of one that doesn't."""
+        """Counts a failure and logs the first of a kind."""
         kind: Fault = error.kind if isinstance(error, TierFault) else "unavailable"
         self.counters.count_fault(kind)
         if kind == "full" and self.counters.faults[kind] == 1:
@@ -110,14 +110,14 @@ class Guard:
         if not isinstance(error, TierFault):
             _log.error("a fault in the %s tier", self.name, exc_info=error)
         breaker = self.writing if writes else self.breaker
-        if kind in _OF_THE_TIER and breaker.book(well=False):
-            what = "is not written to" if writes else "is left alone"
+        if kind in _TIER_FAULTS and breaker.record(well=False):
+            action = "is not written to" if writes else "is left alone"
             _log.warning(
                 "the %s tier keeps failing and %s for %g s at a time: %s",
                 self.name,
-                what,
+                action,
                 breaker.cooldown,
                 error,
             )
-        elif kind in _OF_THE_TIER and self.counters.faults[kind] == 1:
+        elif kind in _TIER_FAULTS and self.counters.faults[kind] == 1:
             _log.warning("the %s tier failed for the first time: %s", self.name, error)

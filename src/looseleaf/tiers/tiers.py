@@ -1,4 +1,4 @@
-"""All tiers of an engine: where a segment is, how it comes from there, and how it gets there."""
+"""All tiers of an engine: lookup, loading, write-back and deletion of segments."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from looseleaf.config import TierConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
-from looseleaf.tiers.asking import Asker
+from looseleaf.tiers.asking import LookupThread
 from looseleaf.tiers.ending import join_all
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.stores.arena import Arena
@@ -22,20 +22,20 @@ from looseleaf.tiers.stores.ledger import Ledger
 from looseleaf.tiers.stores.remote import RemoteTier
 from looseleaf.tiers.transfer.load import Load
 from looseleaf.tiers.transfer.loader import Loader
-from looseleaf.tiers.transfer.pool_copy import Copied, PoolCopy
+from looseleaf.tiers.transfer.pool_copy import PageExport, PoolCopy
 from looseleaf.tiers.transfer.probe import probe
 from looseleaf.tiers.transfer.speed import Probe, TierSpeed
 from looseleaf.tiers.transfer.writer import Writer
 
 _GIB = 1 << 30
-_LAST_WORDS_SECONDS = 30.0
-_ENDING_SECONDS = 5.0
-_LONGEST_LOOKUP = 0.25
+_CLOSE_SECONDS = 30.0
+_JOIN_SECONDS = 5.0
+_LOOKUP_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A segment that is to be loaded: ``length`` tokens into ``pages``."""
+class PagedSegment:
+    """A segment and its pages: ``length`` tokens in ``pages``."""
 
     key: SegmentKey
     length: int
@@ -44,9 +44,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class TierState:
-    """A tier at one moment. ``records`` and ``num_bytes`` are None where they are somebody else's
-    to count; ``given_up`` says that it failed too often and is left alone. ``latency`` (seconds)
-    and ``rate`` (bytes a second) are None before anything was read."""
+    """A tier at one moment.
+
+    ``records`` and ``num_bytes`` are None for a server. ``given_up`` means that calls are paused
+    after failures. ``latency`` (seconds) and ``rate`` (bytes per second) are None before the first
+    read."""
 
     name: str
     counters: TierCounters
@@ -58,17 +60,17 @@ class TierState:
 
 
 class Tiers:
-    """The tiers below one pool, fastest first. The engine's thread calls it; no call fails."""
+    """The tiers of one pool, fastest first. Only the engine's thread calls it; no call fails."""
 
     def __init__(self, pool: PagePool, tiers: Sequence[Tier], config: TierConfig) -> None:
-        """``tiers`` in the order in which they are asked; one of them may be a `HostTier`."""
+        """``tiers`` are in lookup order; at most one is a `HostTier`."""
         self.copy = PoolCopy(pool, config.tier_packing)
         self.guards = [Guard(tier, _counters(tier)) for tier in tiers]
         hosts = [tier for tier in tiers if isinstance(tier, HostTier)]
         self.host = hosts[0] if hosts else None
         self.staging = Arena(int(config.staging_gib * _GIB), pinned=self.copy.on_gpu)
         self.speeds = {tier.name: TierSpeed() for tier in tiers}
-        # a quarter of the cores: it is the system and zlib that work, not Python
+        # a quarter of the cores, because system calls and zlib run outside the interpreter
         num_threads = max(2, min(8, (os.cpu_count() or 2) // 4))
         self._loaders = {
             guard.name: Loader(
@@ -82,21 +84,21 @@ class Tiers:
             )
             for guard in self.guards
         }
-        # what the host's memory holds is known at once
+        # host memory answers immediately
         lower = [guard for guard in self.guards if guard.tier is not self.host]
-        self._askers = {guard.name: Asker(guard) for guard in lower}
-        self.writer = Writer(self.copy, self.staging, self.host, lower, self.tend)
+        self._lookup_threads = {guard.name: LookupThread(guard) for guard in lower}
+        self.writer = Writer(self.copy, self.staging, self.host, lower, self.maintain)
         self._closed = False
         if config.tier_ttl is not None:
-            # what is past its time goes, also where nothing is ever written
-            self.writer.do(self.tend)
+            # expiry also runs if nothing is ever written
+            self.writer.do(self.maintain)
 
     @classmethod
     def create(cls, config: TierConfig, pool: PagePool) -> "Tiers | None":
-        """The tiers that are asked for, None if there are none.
+        """The configured tiers, None if there are none.
 
-        Raises InvalidOption for a folder that can't be used, a URL that can't be read, or a missing
-        package; a server that does not answer is no error."""
+        Raises InvalidOption for an unusable folder, an invalid URL, or a missing package. A server
+        that does not reply is no error."""
         if not config.any:
             return None
         tiers: list[Tier] = []
@@ -118,18 +120,18 @@ class Tiers:
         return cls(pool, tiers, config)
 
     def snapshot(self) -> tuple[TierState, ...]:
-        """All tiers in numbers; asks none of them."""
+        """The state of all tiers, without calls to them."""
         states = []
         for guard in self.guards:
             counters = replace(guard.counters, faults=dict(guard.counters.faults))
             tier, fit = guard.tier, self.speeds[guard.name].fit()
-            books = tier.ledger if isinstance(tier, HostTier | DiskTier) else None
+            ledger = tier.ledger if isinstance(tier, HostTier | DiskTier) else None
             states.append(
                 TierState(
                     guard.name,
                     counters,
-                    None if books is None else len(books),
-                    None if books is None else books.used,
+                    None if ledger is None else len(ledger),
+                    None if ledger is None else ledger.used,
                     guard.breaker.is_open,
                     *(fit or (None, None)),
                 )
@@ -143,109 +145,114 @@ class Tiers:
 
     @property
     def counters(self) -> dict[str, TierCounters]:
-        """What happened at each tier."""
+        """Counters by tier."""
         return {guard.name: guard.counters for guard in self.guards}
 
     def find(self, keys: Sequence[SegmentKey]) -> dict[SegmentKey, list[str]]:
-        """Which of ``keys`` are where, as far as can be told without reading them; the names of
-        tiers in the order in which they are to be asked.
+        """The tiers that hold each of ``keys``, in load order.
 
-        What is in the memory of the host is not asked for elsewhere. Another tier is asked in a
-        thread and waited for a quarter of a second: one that takes longer has nothing."""
+        Keys in host memory are not looked up elsewhere. Other tiers get a quarter of a second each,
+        and count as empty after that."""
         host = None if self.host is None else self.host.name
-        found: dict[SegmentKey, list[str]] = {}
+        tiers_by_key: dict[SegmentKey, list[str]] = {}
         for guard in self.guards:
-            asked = [k for k in dict.fromkeys(keys) if host not in found.get(k, ())]
-            if not asked:
+            missing_keys = [k for k in dict.fromkeys(keys) if host not in tiers_by_key.get(k, ())]
+            if not missing_keys:
                 break
-            act, nothing = _containing(asked), [False] * len(asked)
-            asker = self._askers.get(guard.name)
-            if asker is None:
-                there = guard.call(act, nothing, proof=False)
+            act, absent = _containing(missing_keys), [False] * len(missing_keys)
+            lookup_thread = self._lookup_threads.get(guard.name)
+            if lookup_thread is None:
+                present = guard.call(act, absent, proof=False)
             else:
-                there = asker.ask(act, nothing, _LONGEST_LOOKUP)
-            for key, is_there in zip(asked, there, strict=True):
-                if is_there:
-                    found.setdefault(key, []).append(guard.name)
-        return found
+                present = lookup_thread.call(act, absent, _LOOKUP_SECONDS)
+            for key, is_present in zip(missing_keys, present, strict=True):
+                if is_present:
+                    tiers_by_key.setdefault(key, []).append(guard.name)
+        return tiers_by_key
 
     def measure(self) -> None:
-        """Find out how fast the tiers are, with records of some megabytes; takes less than a second
-        for each, and what it finds is corrected by every load."""
+        """Measures all tiers with probe records, in less than a second each; loads refine the
+        result."""
         for guard in self.guards:
 
             def act(tier: Tier) -> None:
-                hands = self._loaders[tier.name].num_hands
+                workers = self._loaders[tier.name].num_workers
                 probes: list[Probe] = []
                 try:
-                    probes.extend(probe(tier, self.copy.pool.kv.device, hands))
+                    probes.extend(probe(tier, self.copy.pool.kv.device, workers))
                 finally:
                     self.speeds[tier.name].observe_probes(probes)
 
             guard.call(act, None, writes=True)
-            # what was only written to be measured is nobody's record
+            # probe records do not count as stored
             guard.counters.stored = guard.counters.bytes_written = 0
 
-    def tend(self) -> None:
-        """Drop what is past its time, and count anew what others may have changed."""
+    def maintain(self) -> None:
+        """Deletes expired records and rescans shared folders."""
         for guard in self.guards:
             if isinstance(guard.tier, HostTier | DiskTier):
-                guard.call(_tend, None, proof=False, writes=True)
+                guard.call(_maintain, None, proof=False, writes=True)
 
     def num_bytes(self, length: int) -> int:
-        """Bytes of a segment of so many tokens, as this engine stores it."""
+        """Bytes of a segment of ``length`` tokens as stored by this engine."""
         return self.copy.num_bytes(-(-length // self.copy.pool.page_size))
 
     def predict(self, tier: str, num_bytes: Sequence[int]) -> float | None:
-        """How many seconds it takes to load segments of these sizes from a tier together; None if
-        nothing is known of it."""
+        """Seconds to load segments of these sizes together from a tier; None if unknown."""
         return self.speeds[tier].predict(*self._loaders[tier].largest_share(num_bytes))
 
     def slowdown(self, tier: str) -> float | None:
-        """How many times as long loads from a tier take beside a pass whose kernels are launched
-        one by one, 1 until there was such a load; None before there was one without."""
-        speed = self.speeds[tier]
-        return (speed.slowdown or 1.0) if speed.proven else None
+        """The factor by which loads slow down beside a pass whose kernels are launched one by one.
 
-    def load(self, wanted: Sequence[Wanted], tier: str) -> list[Load]:
-        """Begin to load segments into their pages, in the order of ``wanted``. Whoever does so
-        calls `wake` soon."""
-        records = [self.copy.record(w.key, w.length, len(w.pages)) for w in wanted]
-        pages = [w.pages for w in wanted]
+        1 before such a load; None before any other load."""
+        speed = self.speeds[tier]
+        return (speed.slowdown or 1.0) if speed.calibrated else None
+
+    def load(self, segments: Sequence[PagedSegment], tier: str) -> list[Load]:
+        """Starts loading segments into their pages, in order. The caller calls `wake` soon."""
+        records = [
+            self.copy.record(segment.key, segment.length, len(segment.pages))
+            for segment in segments
+        ]
+        pages = [segment.pages for segment in segments]
         return self._loaders[tier].begin(list(zip(records, pages, strict=True)))
 
     def wake(self) -> None:
-        """Go on with what was begun to load: to be called when what is urgent is launched."""
+        """Completes submitted loads; called after the step is launched."""
         for loader in self._loaders.values():
             loader.wake()
 
-    def keep(self, wanted: Wanted, tenant: str = "", *, packed: bool = True) -> Copied | None:
-        """Bring a finished segment to the tiers in the background, ``packed`` if this engine packs;
-        None if it is left out. One that turns out not to be `Copied.whole` is to be kept again,
-        not packed."""
-        about = wanted.key, wanted.length, len(wanted.pages), tenant
-        return self.writer.keep(self.copy.record(*about, packed=packed), wanted.pages)
+    def write_back(
+        self, segment: PagedSegment, tenant: str = "", *, packed: bool = True
+    ) -> PageExport | None:
+        """Starts storing a finished segment in the background; None if it is skipped.
 
-    def when_written(self, tell: Callable[[], None]) -> None:
-        """Call ``tell``, in the writer's thread, after all that is on its way has arrived, or
-        failed to."""
-        self.writer.do(tell)
+        An export that is not `PageExport.is_valid` has to be stored again with ``packed=False``."""
+        record = self.copy.record(
+            segment.key, segment.length, len(segment.pages), tenant, packed=packed
+        )
+        return self.writer.write_back(record, segment.pages)
 
-    def look_up(self, key: SegmentKey, tell: Callable[[bool], None]) -> None:
-        """Tell, in the background and after all that is on its way, whether a tier that outlives
-        the process has a segment. Without such a tier nothing is told."""
-        lasting = [guard for guard in self.guards if guard.tier is not self.host]
+    def when_written(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` in the writer's thread after all pending writes have ended."""
+        self.writer.do(callback)
+
+    def look_up(self, key: SegmentKey, callback: Callable[[bool], None]) -> None:
+        """Calls ``callback`` after all pending writes, with whether a persistent tier has a
+        segment.
+
+        Does nothing without a persistent tier."""
+        persistent = [guard for guard in self.guards if guard.tier is not self.host]
 
         def job() -> None:
             act = _containing([key])
-            tell(any(guard.call(act, [False], proof=False)[0] for guard in lasting))
+            callback(any(guard.call(act, [False], proof=False)[0] for guard in persistent))
 
-        if lasting:
+        if persistent:
             self.writer.do(job)
 
     def touch(self, keys: Sequence[SegmentKey]) -> None:
-        """Documents were asked for again, and found in the pool: in the background every tier hears
-        of it as if it had been asked."""
+        """Records uses of documents in the pool with every tier, in the background."""
 
         def job() -> None:
             for guard in self.guards:
@@ -254,17 +261,17 @@ class Tiers:
         self.writer.do(job)
 
     def delete(self, keys: Sequence[SegmentKey]) -> None:
-        """Drop segments everywhere, behind what is on its way."""
+        """Deletes segments from all tiers, after pending writes."""
 
         def job() -> None:
-            # the host's memory last: what is still coming to it from below finds nothing there
+            # host memory last, because a running load may still commit to it
             for guard in reversed(self.guards):
                 guard.call(lambda tier: tier.delete(keys), 0, writes=True)
 
         self.writer.do(job)
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
-        """Keep a segment in its tiers until it is unpinned, or let it go again."""
+        """Protects a segment from eviction in all tiers, or ends that."""
 
         def job() -> None:
             for guard in self.guards:
@@ -272,41 +279,42 @@ class Tiers:
 
         self.writer.do(job)
 
-    def flush(self, seconds: float = _LAST_WORDS_SECONDS) -> bool:
-        """Wait until all that was asked for is stored, for that long at most; whether it is."""
+    def flush(self, seconds: float = _CLOSE_SECONDS) -> bool:
+        """Waits up to ``seconds`` for pending writes; returns whether all have ended."""
         return self.writer.flush(seconds)
 
     def close(self) -> None:
-        """Finish writing, within reason, and let go of everything; what is loading fails. The
-        threads have ended then, but for one that a tier keeps waiting."""
+        """Ends pending writes within a time limit, fails running loads, and joins the threads.
+
+        A thread that hangs in a tier is not joined."""
         if self._closed:
             return
         self._closed = True
         if threading.current_thread() in self._threads:
-            # an engine that nobody held any more was collected there, and can't wait for itself
+            # the collector closed the engine in one of these threads, which can't join itself
             threading.Thread(target=self._end, name="looseleaf-closing").start()
         else:
             self._end()
 
     @property
     def _threads(self) -> list[threading.Thread]:
-        own = [self.writer.thread, *(asker.thread for asker in self._askers.values())]
+        own = [self.writer.thread, *(lookup.thread for lookup in self._lookup_threads.values())]
         loading = [thread for loader in self._loaders.values() for thread in loader.threads]
         return [thread for thread in own if thread is not None] + loading
 
     def _end(self) -> None:
         for loader in self._loaders.values():
             loader.close()
-        for asker in self._askers.values():
-            asker.close()
-        self.writer.close(_LAST_WORDS_SECONDS)
-        join_all(self._threads, _ENDING_SECONDS)
+        for lookup_thread in self._lookup_threads.values():
+            lookup_thread.close()
+        self.writer.close(_CLOSE_SECONDS)
+        join_all(self._threads, _JOIN_SECONDS)
         for guard in self.guards:
             guard.call(lambda tier: tier.close(), None)
 
 
 def tenant_of(salt: str) -> str:
-    """What records say of a salt: enough to count its bytes, not enough to know it."""
+    """A digest of a salt for the accounting of a tenant; empty for no salt."""
     return hashlib.blake2b(salt.encode(), digest_size=8).hexdigest() if salt else ""
 
 
@@ -323,9 +331,9 @@ def _counters(tier: Tier) -> TierCounters:
     return counters if isinstance(counters, TierCounters) else TierCounters()
 
 
-def _tend(tier: Tier) -> None:
+def _maintain(tier: Tier) -> None:
     assert isinstance(tier, HostTier | DiskTier)
-    tier.tend()
+    tier.maintain()
 
 
 def _touch(tier: Tier, keys: Sequence[SegmentKey]) -> None:

@@ -1,4 +1,4 @@
-"""A tier around another: every call is passed on, and who inherits from it changes some of them."""
+"""A tier that delegates to another one; subclasses override single methods."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from looseleaf.tiers.stores.base import Entry, Reader, Record, Tier
 
 
 class WrappedTier:
-    """Does what ``tier`` does, under its name."""
+    """Delegates every call to ``tier``; ``name`` defaults to its name."""
 
     def __init__(self, tier: Tier, name: str = "") -> None:
         self.tier = tier

@@ -186,7 +186,7 @@ class _Bench:
             for guard in engine.tiers.guards:
                 if isinstance(guard.tier, DiskTier):
                     for key in keys:
-                        guard.tier.cool(key)
+                        guard.tier.drop_page_cache(key)
         elif not all(host.contains(keys)):
             resident = dict(zip(keys, host.contains(keys), strict=True))
             self.load([d for d, key in zip(self.corpus, keys, strict=True) if not resident[key]])

@@ -253,7 +253,7 @@ def _cool(tiers: Tiers) -> None:
     for guard in tiers.guards:
         if isinstance(guard.tier, DiskTier):
             for entry in guard.tier.entries():
-                guard.tier.cool(entry.key)
+                guard.tier.drop_page_cache(entry.key)
 
 
 def _answer(target: _Target, arm: _Arm, prompt: Prompt) -> RequestOutput:

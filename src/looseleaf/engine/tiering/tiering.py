@@ -17,7 +17,7 @@ from looseleaf.engine.tiering.load_controller import LoadingController, timed
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 from looseleaf.prompt.placements import DocumentUse
-from looseleaf.tiers import Copied, Load, Tiers, Wanted
+from looseleaf.tiers import Load, PagedSegment, PageExport, Tiers
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Leaving:
 
     segment: Segment
     tenant: str
-    copied: Copied
+    copied: PageExport
 
 
 @dataclass(eq=False)
@@ -157,9 +157,9 @@ class Tiering:
     def _let_go(self) -> None:
         staying = []
         for leaving in self.leaving:
-            if leaving.copied.is_out:
+            if leaving.copied.is_finished:
                 again = None
-                if not leaving.copied.whole and not leaving.segment.forgotten:
+                if not leaving.copied.is_valid and not leaving.segment.forgotten:
                     again = self._keep(leaving.segment, leaving.tenant, packed=False)
                 if again is None:
                     self.store.release(leaving.segment)
@@ -169,19 +169,19 @@ class Tiering:
                 staying.append(leaving)
         self.leaving = staying
 
-    def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> Copied | None:
+    def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> PageExport | None:
         """What becomes of a segment that is brought to the tiers; None if its pages need not wait
         for that."""
         assert self.tiers is not None
-        wanted = Wanted(segment.key, segment.length, segment.pages)
-        copied = self.tiers.keep(wanted, tenant, packed=packed)
-        done = copied is None or (copied.is_out and copied.whole)
+        wanted = PagedSegment(segment.key, segment.length, segment.pages)
+        copied = self.tiers.write_back(wanted, tenant, packed=packed)
+        done = copied is None or (copied.is_finished and copied.is_valid)
         return None if done else copied
 
     def _is_hurried(self) -> bool:
         return self.hurry() or self.deadlines.is_over(time.perf_counter())
 
-    def _wanted(self, use: DocumentUse) -> Wanted:
+    def _wanted(self, use: DocumentUse) -> PagedSegment:
         segment = use.segment
         assert segment is not None
-        return Wanted(segment.key, segment.length, segment.pages)
+        return PagedSegment(segment.key, segment.length, segment.pages)

@@ -1,7 +1,6 @@
-"""Host memory that is taken once: pinned where there is a GPU, and cut into runs of bytes.
+"""An allocator of host memory that is reserved once, and pinned where a GPU reads it.
 
-Pinning memory takes long (tens of milliseconds, whatever the size), so it is done once and never
-for a load."""
+Pinning takes tens of milliseconds for any size, so no load pins memory."""
 
 import threading
 
@@ -11,14 +10,14 @@ from torch import Tensor
 
 from looseleaf.errors import InvalidOption
 
-# what GPUs copy fastest from, and what any dtype may begin at
+# GPU copies are fastest at this alignment, and every dtype is valid there
 ALIGNMENT = 512
 
 
 class Arena:
-    """``num_bytes`` of host memory; the first hole that is large enough is taken.
+    """``num_bytes`` of host memory with first-fit allocation. Thread-safe.
 
-    May be called from several threads. Raises InvalidOption for more than the machine gives."""
+    Raises InvalidOption if the machine has less memory."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
         try:
@@ -32,48 +31,48 @@ class Arena:
             ) from error
         self.memory: UInt8[Tensor, " num_bytes"] = memory
         self._lock = threading.Lock()
-        # holes and what was taken, by where they begin
+        # sizes by start offset
         self._holes: dict[int, int] = {0: num_bytes} if num_bytes else {}
         self._taken: dict[int, int] = {}
 
     @property
-    def num_free(self) -> int:
-        """Bytes in all holes together."""
+    def free_bytes(self) -> int:
+        """Bytes of all holes."""
         with self._lock:
             return sum(self._holes.values())
 
     @property
     def holes(self) -> list[tuple[int, int]]:
-        """Where each hole begins, and its bytes, in no order."""
+        """Start and size of each hole, unordered."""
         with self._lock:
             return list(self._holes.items())
 
-    def take(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"] | None:
-        """A run of that many bytes, or None if no hole is large enough."""
+    def allocate(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"] | None:
+        """A run of ``num_bytes`` bytes; None if no hole is large enough."""
         size = aligned(num_bytes)
         with self._lock:
             for start in sorted(self._holes):
                 if self._holes[start] >= size:
-                    left = self._holes.pop(start) - size
-                    if left:
-                        self._holes[start + size] = left
+                    remaining = self._holes.pop(start) - size
+                    if remaining:
+                        self._holes[start + size] = remaining
                     self._taken[start] = size
                     return self.memory[start : start + num_bytes]
         return None
 
-    def give(self, run: UInt8[Tensor, " bytes"]) -> None:
-        """Give back a run that `take` gave; holes that meet become one."""
+    def free(self, run: UInt8[Tensor, " bytes"]) -> None:
+        """Frees a run of `allocate`; adjacent holes merge."""
         start = int(run.storage_offset())
         with self._lock:
             size = self._taken.pop(start)
-            behind = self._holes.pop(start + size, 0)
-            before = next((s for s, n in self._holes.items() if s + n == start), None)
-            if before is None:
-                self._holes[start] = size + behind
+            next_size = self._holes.pop(start + size, 0)
+            previous = next((s for s, n in self._holes.items() if s + n == start), None)
+            if previous is None:
+                self._holes[start] = size + next_size
             else:
-                self._holes[before] += size + behind
+                self._holes[previous] += size + next_size
 
 
 def aligned(num_bytes: int) -> int:
-    """How many bytes a run of ``num_bytes`` takes."""
+    """Size of the run that holds ``num_bytes``."""
     return max(1, -(-num_bytes // ALIGNMENT)) * ALIGNMENT

@@ -1,9 +1,8 @@
-"""What a tier is: records by key, read layer by layer.
+"""The protocol of a tier: records by key, read layer by layer.
 
-A record's layer is one run of bytes, its K and then its V, ``[2, pages, kv_heads, page_size,
-head_dim]`` as in the device pool, so that a load is a copy; or the same packed, as
-`looseleaf.ops.packed_pages` does it. Slots behind the segment's end are 0. Tiers carry bytes: which
-of the two they are is a matter of who writes and reads pages."""
+A record's layer is one run of bytes: K, then V, ``[2, pages, kv_heads, page_size, head_dim]`` as in
+the device pool. Slots after the segment's end are 0. Packed layers have the format of
+`looseleaf.ops.packed_pages`. Tiers store bytes and do not interpret them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,14 @@ from torch import Tensor
 from looseleaf.kv.keys import SegmentKey
 
 Fault = Literal["missing", "damaged", "unreadable", "timeout", "unavailable", "full", "unfit"]
-"""Why a tier did not do what it was asked for: it has no such record; what it has is not what was
-stored; the system refuses this record and no other; it took too long; it can't be reached, or the
-system refuses all of it; it has no room; or the record is whole, but of another shape than the
-caller's pool."""
+"""Kinds of failure. ``missing``: no such record. ``damaged``: its content is not the stored
+content. ``unreadable``: the system refuses this record only. ``timeout``: the tier is too slow.
+``unavailable``: the tier can't be reached. ``full``: no room. ``unfit``: the record has another
+shape than the pool."""
 
 
 class TierFault(Exception):
-    """A tier failed. Whoever asked goes on without it; no request ever sees this."""
+    """A tier failed. The caller continues without it; requests never see this error."""
 
     def __init__(self, kind: Fault, message: str) -> None:
         super().__init__(message)
@@ -31,12 +30,11 @@ class TierFault(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """What is stored of a segment besides its bytes.
+    """The description of a stored segment.
 
-    ``layer_shape`` is ``(2, pages, kv_heads, page_size, head_dim)``; ``dtype`` a safetensors name
-    such as ``F32``; ``packed`` whether its bytes are those of `looseleaf.ops.packed_pages`.
-    ``tenant`` says whose it is, without naming a salt; empty for none.
-    """
+    ``layer_shape`` is ``(2, pages, kv_heads, page_size, head_dim)``. ``dtype`` is a safetensors
+    name such as ``F32``. ``packed`` marks the format of `looseleaf.ops.packed_pages`. ``tenant`` is
+    a digest of the salt, empty for none."""
 
     key: SegmentKey
     length: int
@@ -55,9 +53,8 @@ class Record:
 
 @dataclass(eq=False)
 class Entry:
-    """A record as a tier's books know it; ``num_bytes`` with its side-cars, ``created`` in seconds
-    since 1970. One that somebody reads, or that is pinned, is not evicted.
-    """
+    """A record in a tier's accounting. ``num_bytes`` includes side-cars; ``created`` is in seconds
+    since 1970. Entries with readers or pins are not evicted."""
 
     key: SegmentKey
     num_bytes: int
@@ -69,47 +66,47 @@ class Entry:
 
 @runtime_checkable
 class Reader(Protocol):
-    """An open record. What it reads is what was stored, or it raises TierFault."""
+    """An open record. Reads return the stored content or raise TierFault."""
 
     @property
     def record(self) -> Record:
-        """What is stored of the segment besides its bytes."""
+        """Description of the record."""
         ...
 
     def read(
         self, layer: int, into: UInt8[Tensor, " layer_bytes"]
     ) -> UInt8[Tensor, " layer_bytes"]:
-        """The bytes of a layer: ``into``, filled, or memory of the tier's own, which stays as it is
-        until `close`."""
+        """The bytes of a layer: ``into``, filled, or memory of the tier that stays valid until
+        `close`."""
         ...
 
     def close(self) -> None:
-        """Read no more."""
+        """Releases the record."""
         ...
 
 
 @runtime_checkable
 class Tier(Protocol):
-    """A place for records. May be called from several threads; every method may raise TierFault."""
+    """A store of records. Thread-safe; every method may raise TierFault."""
 
     name: str
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
-        """Which of the records are there, as far as can be told without reading them."""
+        """Whether each record exists, without reading it."""
         ...
 
     def open(self, key: SegmentKey) -> Reader | None:
-        """The record for reading, layer by layer; None if it is not there."""
+        """A reader of the record; None if the tier has no such record."""
         ...
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
-        """Store a record, all of it or nothing; False if it was there already or is not admitted.
+        """Stores a whole record. Returns False if it exists already or is not admitted.
 
-        ``layers`` is in the memory of the host and stays as it is during the call."""
+        ``layers`` is in host memory and must not change during the call."""
         ...
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
-        """Drop records; returns how many were there."""
+        """Deletes records; returns how many existed."""
         ...
 
     def entries(self) -> Iterable[Entry]:
@@ -117,22 +114,21 @@ class Tier(Protocol):
         ...
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
-        """Keep a record until it is unpinned, or let it go again; while this process lives."""
+        """Protects a record from eviction, or ends that, within this process."""
         ...
 
     def close(self) -> None:
-        """Let go of files, connections and memory. Nothing may be called after."""
+        """Releases files, connections and memory. No call may follow."""
         ...
 
 
 @dataclass
 class TierCounters:
-    """What happened at one tier since it was opened.
+    """Counters of one tier since it was opened.
 
-    ``loads`` are records that arrived whole; each other one asked for counts under the fault that
-    ended it. ``refused`` were not stored by the rules of admission, ``skipped`` not tried because
-    the tier was given up for a while, ``evicted`` and ``expired`` had to go. ``seconds`` were spent
-    reading ``bytes_read``, ``write_seconds`` writing what was ``stored``."""
+    ``loads`` counts complete records; each failed load counts under its fault. ``refused`` records
+    were not admitted. ``skipped`` calls were not tried because the breaker was open. ``seconds`` is
+    the time of reading ``bytes_read``, ``write_seconds`` that of writing ``stored`` records."""
 
     loads: int = 0
     stored: int = 0
@@ -147,12 +143,11 @@ class TierCounters:
     faults: dict[Fault, int] = field(default_factory=dict)
 
     def count_fault(self, kind: Fault) -> None:
-        """One more failure of that kind."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
 
 def check_name(name: str) -> str:
-    """``name`` if it may name a side-car; raises ValueError."""
+    """``name`` if it is valid for a side-car; raises ValueError otherwise."""
     if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise ValueError(f"a side-car's name is letters, digits, - and _, not {name!r}")
     return name

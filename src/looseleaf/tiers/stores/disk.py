@@ -1,9 +1,8 @@
-"""Segments as files of a folder, one each, with their side-cars in files beside them.
+"""Records as files of a folder, one each, with side-cars in files beside them.
 
-A file appears whole, by its last name, or not at all; what a process that was killed left
-unfinished lies in a folder of its own until the next one cleans up. Several processes may share the
-folder: each counts all that is there every few seconds in which it writes, and finds what others
-wrote when it is asked for it."""
+A file appears complete under its final name, or not at all. Files that a killed process left
+unfinished are in a folder of their own until the next start deletes them. Processes may share the
+folder: each rescans it every few seconds of writing, and finds records of others on lookup."""
 
 import errno
 import os
@@ -33,17 +32,18 @@ from looseleaf.tiers.stores.folder import RECORD, UNFINISHED, Folder, file_name
 from looseleaf.tiers.stores.ledger import Ledger
 
 HOSTED = "hosted"
-"""The folder of hosted documents, a tier of their own, in that of the others."""
+"""The subfolder of host-resident documents, a tier of its own."""
 
-# seconds after which the folder is listed again before a record is written to it
-_COUNT_AFTER = 5.0
+# interval of rescans before writes
+_LIST_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class DiskTier:
-    """Records under ``folder``, which is made if need be. What is found there counts as least
-    recently used by the time of its last use, and as hot if it was asked for since it was
-    written."""
+    """Records under ``folder``, which is created if missing.
+
+    Existing records are ordered by their last use. Those read after they were written count as hot.
+    """
 
     folder: Path
     ledger: Ledger
@@ -51,19 +51,19 @@ class DiskTier:
     clock: Callable[[], float] = time.time
     counters: TierCounters = field(default_factory=TierCounters)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _counted: float = float("-inf")
+    _listed_at: float = float("-inf")
 
     def __post_init__(self) -> None:
         self._files = Folder(self.folder, self.clock, self.counters)
         with disk_faults():
             self._files.create()
-            self.tend()
-            # the folder, or a tenant, may have been allowed more before
-            self._evict(self.ledger.overfull())
+            self.maintain()
+            # limits may be lower than at the last start
+            self._evict(self.ledger.excess_entries())
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Whether a tier was made in ``folder``."""
+        """Whether ``folder`` holds a tier."""
         return (folder / UNFINISHED).is_dir() or any(folder.glob(f"*{RECORD}"))
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
@@ -71,21 +71,21 @@ class DiskTier:
             return [self._find(key) is not None for key in keys]
 
     def open(self, key: SegmentKey) -> DiskReader | None:
-        """The record, if its header is sound. A damaged one is dropped."""
+        """A reader of the record after its header is checked. A damaged record is deleted."""
         with self._lock, disk_faults():
             entry = self._find(key)
             if entry is None:
                 return None
             try:
-                with self._of_record(key):
+                with self._record_faults(key):
                     file = open_quietly(self._files.file(key))
             except FileNotFoundError:
                 self.ledger.remove(key)
                 return None
             try:
-                with self._of_record(key):
+                with self._record_faults(key):
                     header = read_header(file, key)
-                reader = DiskReader(file, header, self.drop_damaged, self._of_record)
+                reader = DiskReader(file, header, self.drop_damaged, self._record_faults)
             except BaseException as error:
                 os.close(file)
                 if isinstance(error, TierFault) and error.kind == "damaged":
@@ -93,7 +93,7 @@ class DiskTier:
                 raise
             self.ledger.touch(key)
             with suppress(OSError):
-                # when it was used last, and when it was written, as it was
+                # the last use changes, the modification time stays
                 os.utime(file, (self.clock(), os.fstat(file).st_mtime))
             return reader
 
@@ -104,15 +104,14 @@ class DiskTier:
         *,
         makes_room: bool = True,
     ) -> bool:
-        """Write a record, then give it its name. One that is deleted again at once need not make
-        room."""
-        # what others have written takes room as well, and what they wrote may be past its time
-        if self.clock() - self._counted >= _COUNT_AFTER:
-            self._count()
+        """Writes a record and then renames it. ``makes_room`` permits evictions."""
+        # other processes use the same limit, and their records expire too
+        if self.clock() - self._listed_at >= _LIST_SECONDS:
+            self._rescan()
         with self._lock, disk_faults():
             known = self._find(record.key)
             if known is not None and not self._files.is_there(self._files.file(record.key)):
-                # another process has deleted it
+                # another process deleted the file
                 self.ledger.remove(record.key)
                 known = None
             self._expire()
@@ -120,27 +119,27 @@ class DiskTier:
                 self.ledger.touch(record.key)
                 return False
         header = encode_record(record, layers)
-        about = len(header) + record.num_bytes, record.tenant, record.key
+        size = len(header) + record.num_bytes
         with self._lock, disk_faults():
-            if makes_room and not self._make_room(*about):
+            if makes_room and not self._make_room(size, record.tenant, record.key):
                 return False
         try:
             return self._store(record, header, layers)
         except TierFault as fault:
-            # a file that is too large is so with more room, too
+            # more room does not help a file beyond the size limit
             too_large = getattr(fault.__cause__, "errno", None) == errno.EFBIG
             if fault.kind != "full" or too_large or not makes_room:
                 raise
-            # others fill the disk: what is here gives way as it does at the limit
+            # the disk is full below the limit: evict as at the limit
             with self._lock, disk_faults():
-                if not self._make_room(*about, full=True):
+                if not self._make_room(size, record.tenant, record.key, full=True):
                     raise
         return self._store(record, header, layers)
 
     def _store(
         self, record: Record, header: bytes, layers: UInt8[Tensor, "layers layer_bytes"]
     ) -> bool:
-        # the lock is not held while the file is written: readers go on
+        # without the lock, so that reads continue
         with disk_faults(), self._files.unfinished() as (file, finish):
             write_all(file, header)
             write_all(file, raw(layers.contiguous().view(-1)))
@@ -167,13 +166,13 @@ class DiskTier:
         return removed
 
     def entries(self) -> Iterable[Entry]:
-        """All records that this process knows of, least recently used first."""
+        """All records known to this process, least recently used first."""
         with self._lock:
             return list(self.ledger)
 
     def put_sidecar(self, key: SegmentKey, name: str, arrays: Mapping[str, Tensor]) -> bool:
-        """Store arrays (on the host, any dtype and shape) beside a segment under ``name``, in place
-        of those before; False if the segment is not there."""
+        """Stores host arrays of any dtype and shape beside a record under ``name``, replacing
+        earlier ones. Returns False without the record."""
         content = encode_sidecar(key, arrays)
         path = self._files.file(key, check_name(name))
         self._files.sidecars.add(name)
@@ -181,32 +180,32 @@ class DiskTier:
             entry = self._find(key)
             if entry is None:
                 return False
-            # whatever makes room, it is not the record itself
+            # the record itself must not be evicted
             entry.readers += 1
             try:
                 if not self._make_room(len(content) - self._files.size(path), entry.tenant, key):
                     return False
             finally:
                 entry.readers -= 1
-        # as with a record, the lock is not held while the file is written
+        # without the lock, as in `_store`
         with disk_faults(), self._files.unfinished() as (file, finish):
             write_all(file, content)
             with self._lock:
                 if self.ledger.find(key) is not entry:
-                    # the record went meanwhile
+                    # the record was deleted meanwhile
                     return False
-                more = len(content) - self._files.size(path)
+                growth = len(content) - self._files.size(path)
                 finish(path)
-                self.ledger.grow(entry, more)
+                self.ledger.resize(entry, growth)
                 return True
 
     def get_sidecar(self, key: SegmentKey, name: str) -> dict[str, Tensor] | None:
-        """The arrays stored beside a segment; None if there are none. Damaged ones are dropped."""
+        """The arrays of a side-car, or None. A damaged side-car is deleted."""
         path = self._files.file(key, check_name(name))
         self._files.sidecars.add(name)
         with disk_faults():
             try:
-                with self._files.refusing(path), os.fdopen(open_quietly(path), "rb") as file:
+                with self._files.file_faults(path), os.fdopen(open_quietly(path), "rb") as file:
                     content = file.read()
             except FileNotFoundError:
                 return None
@@ -217,27 +216,26 @@ class DiskTier:
                     size = path.stat().st_size
                     path.unlink()
                     if (entry := self.ledger.find(key)) is not None:
-                        self.ledger.grow(entry, -size)
+                        self.ledger.resize(entry, -size)
                 raise
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
-        """Keep a record, or let it go again; other processes do not hear of it."""
+        """Protects a record from eviction by this process, or ends that."""
         with self._lock:
             entry = self._find(key)
             if entry is not None:
                 entry.pinned = pinned
 
     def close(self) -> None:
-        """No file is open between calls."""
+        """Does nothing: no file is open between calls."""
 
     def drop_damaged(self, key: SegmentKey) -> None:
-        """Delete a record that is not what was stored, so that it is written anew."""
+        """Deletes a damaged record, so that it is written again."""
         with self._lock, suppress(OSError, TierFault):
             self._remove(key, remember=True)
 
-    def cool(self, key: SegmentKey) -> None:
-        """Have the system forget what it holds of a file in memory, so that the next read is the
-        disk's; for measurements."""
+    def drop_page_cache(self, key: SegmentKey) -> None:
+        """Evicts a file from the page cache, so that the next read measures the disk."""
         with disk_faults():
             file = os.open(self._files.file(key), os.O_RDONLY)
             try:
@@ -248,12 +246,13 @@ class DiskTier:
                 os.close(file)
 
     def verify(self) -> Iterator[tuple[str, TierFault | None]]:
-        """Read every file: its name, and what is wrong with it, None if nothing is. One that can't
-        be read may be sound: its fault is not ``damaged``."""
+        """Reads every file; yields its name and its fault, None if sound.
+
+        Unreadable files may be sound: their fault is not ``damaged``."""
         yield from self._files.verify()
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete files by the names that `verify` gives."""
+        """Deletes files by the names of `verify`."""
         fault = None
         for name in names:
             try:
@@ -265,38 +264,38 @@ class DiskTier:
             raise fault
 
     def _find(self, key: SegmentKey) -> Entry | None:
-        """The entry of ``key``; of a file that another process wrote, a new one."""
+        """The entry of ``key``; files of other processes are added."""
         entry = self.ledger.find(key)
         path = self._files.file(key)
-        if entry is None and not self.ledger.knows(key) and self._files.is_there(path):
-            for _, found in self._files.entries([path.name]):
-                self.ledger.add(found)
+        if entry is None and not self.ledger.has_entry(key) and self._files.is_there(path):
+            for _, new_entry in self._files.entries([path.name]):
+                self.ledger.add(new_entry)
             entry = self.ledger.find(key)
         return entry
 
-    def tend(self) -> None:
-        """Count anew what others may have changed, and drop what is past its time."""
-        self._count()
+    def maintain(self) -> None:
+        """Rescans the folder and deletes expired records."""
+        self._rescan()
         with self._lock, disk_faults():
             self._expire()
 
-    def _count(self) -> None:
-        """Book what is in the folder and was not, and strike out what is no longer there.
+    def _rescan(self) -> None:
+        """Adds new files to the ledger and removes deleted ones.
 
-        To be called without the lock: whoever asks for a record goes on while the folder is listed,
-        and what is stored or deleted meanwhile is as it was left."""
-        # other writers need not list it, too
-        self._counted = self.clock()
+        Called without the lock, so that reads continue during the listing. Concurrent stores and
+        deletions take precedence."""
+        # concurrent writers skip this rescan
+        self._listed_at = self.clock()
         with disk_faults():
-            there = self._files.names()
-            booked = {file_name(entry.key): entry.key for entry in self.entries()}
-            new = self._files.entries(there - booked.keys())
+            present = self._files.names()
+            known = {file_name(entry.key): entry.key for entry in self.entries()}
+            new = self._files.entries(present - known.keys())
             with self._lock:
-                for name in booked.keys() - there:
+                for name in known.keys() - present:
                     if not self._files.is_there(self.folder / name):
-                        self.ledger.remove(booked[name])
+                        self.ledger.remove(known[name])
                 for used, entry in new:
-                    if not self.ledger.knows(entry.key) and self._files.is_there(
+                    if not self.ledger.has_entry(entry.key) and self._files.is_there(
                         self._files.file(entry.key)
                     ):
                         self.ledger.add(entry)
@@ -311,15 +310,15 @@ class DiskTier:
     def _make_room(
         self, num_bytes: int, tenant: str, key: SegmentKey, *, full: bool = False
     ) -> bool:
-        going = self.ledger.make_room(num_bytes, tenant, key, full=full)
-        if going is None:
+        victims = self.ledger.victims(num_bytes, tenant, key, full=full)
+        if victims is None:
             self.counters.refused += 0 if full else 1
             return False
-        self._evict(going)
+        self._evict(victims)
         return True
 
-    def _evict(self, going: Iterable[Entry]) -> None:
-        for entry in going:
+    def _evict(self, victims: Iterable[Entry]) -> None:
+        for entry in victims:
             self._drop(entry, remember=True)
             self.counters.evicted += 1
 
@@ -328,17 +327,17 @@ class DiskTier:
         return self._files.remove(key) or entry is not None
 
     def _drop(self, entry: Entry, *, remember: bool) -> None:
-        """Remove a record; a file that can't be deleted costs its bytes, and nothing else."""
+        """Removes a record; a file that can't be deleted only costs its bytes."""
         try:
             self._remove(entry.key, remember=remember)
         except TierFault as fault:
             self.counters.count_fault(fault.kind)
 
     @contextmanager
-    def _of_record(self, key: SegmentKey) -> Iterator[None]:
-        """Errors of one record's file as faults; the record is struck out."""
+    def _record_faults(self, key: SegmentKey) -> Iterator[None]:
+        """Converts errors of a record's file to faults, and removes its entry."""
         try:
-            with self._files.refusing(self._files.file(key)):
+            with self._files.file_faults(self._files.file(key)):
                 yield
         except TierFault as fault:
             if fault.kind == "unreadable":

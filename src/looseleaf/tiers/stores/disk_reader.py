@@ -1,4 +1,4 @@
-"""An open file of a record, read layer by layer, and errors of the system as a tier's faults."""
+"""A reader of a record's file, and system errors as tier faults."""
 
 import errno
 import os
@@ -14,8 +14,8 @@ from looseleaf.tiers.stores.base import Fault, Record, TierFault
 from looseleaf.tiers.stores.files import RecordHeader, raw
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# errors of the machine or of a whole file system, whichever file was asked for
-_NOT_OF_A_FILE = (
+# errors of the machine or of a whole file system
+_SYSTEM_ERRORS = (
     *_FULL,
     errno.EAGAIN,
     errno.EINTR,
@@ -31,13 +31,13 @@ _NOT_OF_A_FILE = (
 
 @dataclass(eq=False)
 class DiskReader:
-    """An open file; it can be read to its end even if it is deleted meanwhile. ``of_record`` turns
-    errors of its file into faults."""
+    """An open file, readable to its end even if it is deleted meanwhile. ``record_faults`` converts
+    errors of the file to faults."""
 
     file: int
     header: RecordHeader
     drop_damaged: Callable[[SegmentKey], None]
-    of_record: Callable[[SegmentKey], AbstractContextManager[None]]
+    record_faults: Callable[[SegmentKey], AbstractContextManager[None]]
 
     @property
     def record(self) -> Record:
@@ -46,18 +46,18 @@ class DiskReader:
     def read(
         self, layer: int, into: UInt8[Tensor, " layer_bytes"]
     ) -> UInt8[Tensor, " layer_bytes"]:
-        """The layer from the file, if it is what was stored; a damaged record is dropped."""
+        """Reads and checks a layer. A damaged record is deleted."""
         size = self.record.layer_bytes
         target = raw(into)
-        done = 0
+        num_read = 0
         try:
-            with disk_faults(), self.of_record(self.record.key):
-                while done < size:
-                    at = self.header.size + layer * size + done
-                    got = os.preadv(self.file, [target[done:]], at)
-                    if not got:
+            with disk_faults(), self.record_faults(self.record.key):
+                while num_read < size:
+                    offset = self.header.size + layer * size + num_read
+                    count = os.preadv(self.file, [target[num_read:]], offset)
+                    if not count:
                         raise TierFault("damaged", "the file ends too early")
-                    done += got
+                    num_read += count
                 self.header.check_layer(layer, into)
         except TierFault as fault:
             if fault.kind == "damaged":
@@ -71,7 +71,7 @@ class DiskReader:
 
 @contextmanager
 def disk_faults() -> Iterator[None]:
-    """What the system refuses, as a TierFault."""
+    """Converts OSError to TierFault."""
     try:
         yield
     except OSError as error:
@@ -79,6 +79,6 @@ def disk_faults() -> Iterator[None]:
         raise TierFault(kind, f"disk: {error}") from error
 
 
-def is_of_file(error: OSError) -> bool:
-    """Whether an error may be that of one file, in a folder that is well."""
-    return error.errno not in _NOT_OF_A_FILE
+def is_file_error(error: OSError) -> bool:
+    """Whether an error may concern one file of a sound folder."""
+    return error.errno not in _SYSTEM_ERRORS

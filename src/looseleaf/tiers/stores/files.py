@@ -1,14 +1,11 @@
-"""Records and side-cars as bytes of a file: the safetensors layout, with a version and checksums.
+"""The file format of records and side-cars: safetensors with a version and checksums.
 
-A header names arrays and where they stand; its metadata has a CRC-32 of every array and one of the
-header itself. Any safetensors reader can open what is written here. The checks are against faults,
-not against forgery: who can write to a tier can say what he likes in it.
+The metadata holds a CRC-32 of every array and of the header. Any safetensors reader opens the
+files. Checksums detect faults, not forgery.
 
-An array of a record is ``k.N`` or ``v.N``, K or V of layer N, ``[pages, kv_heads, page_size,
-head_dim]``; both of a layer are one run of bytes with one checksum, in the metadata as ``layers``.
-A record that is packed has one array ``packed.N`` of bytes a layer, and shape and dtype of what was
-packed in the metadata.
-"""
+Record arrays are ``k.N`` and ``v.N``, K and V of layer N, ``[pages, kv_heads, page_size,
+head_dim]``. Both of a layer are one run of bytes with one checksum in ``layers``. A packed record
+has one byte array ``packed.N`` per layer, and the unpacked shape and dtype in its metadata."""
 
 import errno
 import json
@@ -36,9 +33,9 @@ except ImportError:
 VERSION = "1"
 _RECORD, _SIDECAR = "looseleaf segment", "looseleaf side-car"
 _BLANK = "0" * 8
-# a header longer than this was not written here
+# longer headers are not of this format
 _LONGEST_HEADER = 16 << 20
-# where there are no locks, what was not written to for a day is nobody's
+# age of abandoned files on file systems without locks
 _ABANDONED_SECONDS = 24 * 60 * 60
 _DTYPES = {
     "BOOL": torch.bool,
@@ -56,13 +53,13 @@ _DTYPES = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-# a pipe without a writer would keep its reader waiting
+# a pipe without a writer would block its reader
 _TO_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in files; raises ValueError for one that they can't hold."""
+    """The safetensors name of a dtype; raises ValueError if files can't hold it."""
     if dtype not in _NAMES:
         raise ValueError(f"tiers can't hold {dtype}: they hold {', '.join(_DTYPES)}")
     return _NAMES[dtype]
@@ -70,7 +67,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """A record's header as read: where its bytes begin, and the checksum of every layer."""
+    """A decoded header: the offset of the first layer, and a checksum per layer."""
 
     record: Record
     size: int
@@ -81,23 +78,23 @@ class RecordHeader:
         return self.size + self.record.num_bytes
 
     def check_layer(self, layer: int, content: UInt8[Tensor, " layer_bytes"]) -> None:
-        """Raise TierFault unless ``content`` is what was stored."""
+        """Raises TierFault unless ``content`` is the stored content."""
         if checksum(content) != self.checksums[layer]:
             raise TierFault("damaged", f"layer {layer} is not what was stored")
 
 
 def raw(content: UInt8[Tensor, " bytes"]) -> memoryview:
-    """The memory of a tensor on the host."""
+    """The memory of a host tensor."""
     return content.numpy().data
 
 
 def checksum(content: UInt8[Tensor, " bytes"]) -> str:
-    """Eight hexadecimal digits that a flipped bit, or a few, always change."""
+    """CRC-32 as eight hexadecimal digits."""
     return f"{zlib.crc32(raw(content)):08x}"
 
 
 def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bytes:
-    """The header of a record; ``layers`` follows it in the file."""
+    """The header of a record; ``layers`` follow it in the file."""
     size, shape = record.layer_bytes, list(record.layer_shape[1:])
     if record.packed:
         arrays = [(f"packed.{layer}", "U8", [size], size) for layer in range(record.num_layers)]
@@ -120,33 +117,32 @@ def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -
 
 
 def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
-    """The record that a header describes. Raises TierFault unless it is one of ``key``, written by
-    this version, and unharmed."""
+    """The record of a header. Raises TierFault unless it is a sound header of ``key`` in this
+    version."""
     content, about = _decode(header, _RECORD)
     try:
         sums, packed = tuple(about["layers"].split()), "packed" in about
-        told = json.loads(about["packed"]) if packed else content["k.0"]
-        shape, dtype = tuple(told["shape"]), told["dtype"]
+        layout = json.loads(about["packed"]) if packed else content["k.0"]
+        shape, dtype = tuple(layout["shape"]), layout["dtype"]
         size = 2 * math.prod(shape) * _DTYPES[dtype].itemsize
         if packed:
             (size,) = content["packed.0"]["shape"]
-        same = about["key"] == key.hex() and len(shape) == 4
-        same = same and len(content) == (1 if packed else 2) * len(sums)
-        # who reads on allocates, slices and books by these: no words, fractions or signs
+        is_valid = about["key"] == key.hex() and len(shape) == 4
+        is_valid = is_valid and len(content) == (1 if packed else 2) * len(sums)
+        # readers allocate and slice by these counts, so they must be positive integers
         counts, length = (*shape, size), int(about["length"])
-        same = same and all(type(count) is int and count > 0 for count in (*counts, length))
-        same = same and isinstance(about["tenant"], str)
-        whole = (2, *shape), dtype, size, about["tenant"], packed
-        record = Record(key, length, len(sums), *whole)
+        is_valid = is_valid and all(type(count) is int and count > 0 for count in (*counts, length))
+        is_valid = is_valid and isinstance(about["tenant"], str)
+        record = Record(key, length, len(sums), (2, *shape), dtype, size, about["tenant"], packed)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header is incomplete") from error
-    if not same:
-        raise TierFault("damaged", "the header is of another segment, or of none that can be")
+    if not is_valid:
+        raise TierFault("damaged", "the header is of another segment, or invalid")
     return RecordHeader(record, len(header), sums)
 
 
 def encode_sidecar(key: SegmentKey, arrays: Mapping[str, Tensor]) -> bytes:
-    """A side-car of the segment ``key``, all of it."""
+    """The whole file of a side-car of ``key``."""
     flat = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
     plain = {name: _raw(array) for name, array in flat.items()}
     described = [
@@ -159,13 +155,13 @@ def encode_sidecar(key: SegmentKey, arrays: Mapping[str, Tensor]) -> bytes:
 
 
 def _raw(array: Tensor) -> Tensor:
-    """The bytes of an array, which may have none: then its strides are no bytes'."""
+    """The bytes of an array, which may be empty."""
     flat = array.reshape(-1)
     return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
 
 
 def decode_sidecar(content: bytes, key: SegmentKey) -> dict[str, Tensor]:
-    """The arrays of a side-car. Raises TierFault unless it is one of ``key``, and unharmed."""
+    """The arrays of a side-car. Raises TierFault unless it is a sound side-car of ``key``."""
     size = header_size(content[:8])
     described, about = _decode(content[:size], _SIDECAR)
     arrays = {}
@@ -186,14 +182,14 @@ def decode_sidecar(content: bytes, key: SegmentKey) -> dict[str, Tensor]:
             if checksum(raw) != sums[name]:
                 raise TierFault("damaged", f"the array {name} is not what was stored")
             arrays[name] = raw.view(_DTYPES[part["dtype"]]).view(part["shape"])
-    # of which a RecursionError is one
+    # RecursionError is a RuntimeError
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise TierFault("damaged", "the side-car's header is incomplete") from error
     return arrays
 
 
 def header_size(first: bytes) -> int:
-    """How long a header is, itself included, by its first eight bytes; raises TierFault."""
+    """The header's length, including its first eight bytes; raises TierFault."""
     size = int.from_bytes(first, "little") + 8
     if len(first) != 8 or size > _LONGEST_HEADER:
         raise TierFault("damaged", "there is no header")
@@ -201,8 +197,7 @@ def header_size(first: bytes) -> int:
 
 
 def read_header(file: int, key: SegmentKey) -> RecordHeader:
-    """The header of a record's file; raises TierFault unless it is one of ``key``, and as long as
-    it says."""
+    """The header of a record's file. Raises TierFault if it or the file size is wrong."""
     size = header_size(os.pread(file, 8, 0))
     header = decode_record(os.pread(file, size, 0), key)
     if os.fstat(file).st_size != header.file_size:
@@ -211,8 +206,9 @@ def read_header(file: int, key: SegmentKey) -> RecordHeader:
 
 
 def open_quietly(path: Path) -> int:
-    """A file to read, whose time of last use stays what it is where the system lets its owner say
-    so. Raises OSError, also for a folder, a pipe or a device."""
+    """Opens a regular file for reading, without updating its access time where permitted.
+
+    Raises OSError, also for folders, pipes and devices."""
     try:
         file = os.open(path, _TO_READ | getattr(os, "O_NOATIME", 0))
     except PermissionError:
@@ -224,7 +220,7 @@ def open_quietly(path: Path) -> int:
 
 
 def read_tenant(path: Path, key: SegmentKey) -> str:
-    """Whose record a file is; nobody's if that can't be read."""
+    """The tenant of a record's file, empty if it can't be read."""
     try:
         file = open_quietly(path)
         try:
@@ -236,8 +232,7 @@ def read_tenant(path: Path, key: SegmentKey) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raise TierFault unless a file, of a record or of a side-car, is whole and as it was
-    stored."""
+    """Raises TierFault unless a record or side-car file is sound."""
     with os.fdopen(open_quietly(path), "rb") as file:
         content = file.read()
     name, _, ending = path.name.partition(".")
@@ -246,7 +241,7 @@ def check_file(path: Path) -> None:
     except ValueError as error:
         raise TierFault("damaged", "no segment has such a name") from error
     if key.hex() != name:
-        # in capitals: no tier looks for it
+        # no tier looks for a name in capitals
         raise TierFault("damaged", "no segment has such a name")
     if ending.endswith("sidecar"):
         decode_sidecar(content, key)
@@ -260,41 +255,40 @@ def check_file(path: Path) -> None:
 
 
 def write_all(file: int, content: bytes | memoryview) -> None:
-    """Write all of ``content``."""
     rest = memoryview(content)
     while len(rest):
         rest = rest[os.write(file, rest) :]
 
 
 def create_unfinished(path: Path) -> int:
-    """A new file that is this process's own until it is closed, whoever finds it."""
+    """A new file, locked until it is closed."""
     while True:
-        # somebody may have emptied the folder
+        # the folder may have been deleted
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660)
-        # who cleans up holds it for a moment, and then it is gone
+        # a cleaning process locks the file and deletes it
         if not _lock(file, wait=True) or os.fstat(file).st_nlink:
             return file
         os.close(file)
 
 
 def remove_abandoned(path: Path, now: float) -> None:
-    """Delete an unfinished file that nobody writes to any more.
+    """Deletes an unfinished file that no process writes.
 
-    A process number would tell little: another container has others, or the same again."""
+    Locks decide, because process numbers differ between containers."""
     file = os.open(path, _TO_READ)
     try:
-        mine = _lock(file, wait=False)
-        if mine is None:
-            mine = now - os.fstat(file).st_mtime > _ABANDONED_SECONDS
-        if mine:
+        is_free = _lock(file, wait=False)
+        if is_free is None:
+            is_free = now - os.fstat(file).st_mtime > _ABANDONED_SECONDS
+        if is_free:
             path.unlink(missing_ok=True)
     finally:
         os.close(file)
 
 
 def _lock(file: int, *, wait: bool) -> bool | None:
-    """Whether a file could be locked; None where there are no locks."""
+    """Whether a file could be locked; None without lock support."""
     if fcntl is None:
         return None
     try:
@@ -326,18 +320,18 @@ def _decode(header: bytes, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         content = json.loads(header[8:])
         about = content.pop("__metadata__")
-        told = about["header"]
+        digits = about["header"]
         version = about["version"]
-        signed = _mark(str(told))
+        signed = _mark(str(digits))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header can't be read") from error
     if about.get("format") != kind or version != VERSION:
         raise TierFault("damaged", f"this is no {kind} of version {VERSION}")
     blank = header[8:].replace(signed, _mark(_BLANK), 1)
-    if f"{zlib.crc32(blank):08x}" != told:
+    if f"{zlib.crc32(blank):08x}" != digits:
         raise TierFault("damaged", "the header is not what was stored")
     return content, about
 
 
-def _mark(told: str) -> bytes:
-    return f'"header":"{told}"'.encode()
+def _mark(digits: str) -> bytes:
+    return f'"header":"{digits}"'.encode()

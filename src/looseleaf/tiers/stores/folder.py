@@ -1,8 +1,7 @@
-"""The files of a disk tier: their names, what each says of itself, and the ones that the system
-refuses.
+"""The files of a disk tier: names, contents of the folder, and unreadable files.
 
-A file that can't be read costs its own record, a count and a line in the log. It is left out until
-it changes or a new one takes its place."""
+An unreadable file costs its record, a counted fault and a log line. It is skipped until it changes
+or is replaced."""
 
 import errno
 import logging
@@ -17,7 +16,7 @@ from uuid import uuid4
 
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.stores.base import Entry, TierCounters, TierFault
-from looseleaf.tiers.stores.disk_reader import disk_faults, is_of_file
+from looseleaf.tiers.stores.disk_reader import disk_faults, is_file_error
 from looseleaf.tiers.stores.files import (
     check_file,
     create_unfinished,
@@ -31,159 +30,161 @@ _log = logging.getLogger(__name__)
 
 
 def file_name(key: SegmentKey, sidecar: str | None = None) -> str:
-    """The name of a record's file, or of one of its side-cars."""
+    """The file name of a record, or of one of its side-cars."""
     return f"{key.hex()}{RECORD}" if sidecar is None else f"{key.hex()}.{sidecar}{SIDECAR}"
 
 
 @dataclass(eq=False)
 class Folder:
-    """Files under ``path``. ``counters`` get one fault for each file that is refused."""
+    """Files under ``path``. ``counters`` get one fault per unreadable file."""
 
     path: Path
     clock: Callable[[], float]
     counters: TierCounters
-    # the names of side-cars that were seen here: to look for one costs less than to list the folder
+    # side-car names seen so far, because a lookup is cheaper than a listing
     sidecars: set[str] = field(default_factory=set)
-    _own: str = field(default_factory=lambda: uuid4().hex)
-    _numbers: Iterator[int] = field(default_factory=count)
-    # refused files, with their state at that time
-    _refused: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _prefix: str = field(default_factory=lambda: uuid4().hex)
+    _counter: Iterator[int] = field(default_factory=count)
+    # unreadable files, with their state
+    _unreadable: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def create(self) -> None:
-        """Make the folder, and delete files that ended processes left unfinished. Raises OSError
-        where it can't be written to."""
+        """Creates the folder and deletes abandoned files. Raises OSError if it is not writable."""
         unfinished = self.path / UNFINISHED
         self.path.mkdir(parents=True, exist_ok=True)
         if not unfinished.is_dir():
-            # neither a file nor a link that leads nowhere keeps records from being written
+            # a file or a dangling link may have that name
             with suppress(OSError):
                 unfinished.unlink()
             unfinished.mkdir(exist_ok=True)
         with suppress(OSError):
             for path in unfinished.iterdir():
-                # a file that can't be deleted costs its bytes, not the tier
+                # such a file costs its bytes, not the tier
                 with suppress(OSError):
                     remove_abandoned(path, self.clock())
 
     def file(self, key: SegmentKey, sidecar: str | None = None) -> Path:
-        """Where a record lies, or one of its side-cars."""
+        """The path of a record, or of one of its side-cars."""
         return self.path / file_name(key, sidecar)
 
     def names(self) -> set[str]:
-        """Names of all files; none if the folder was deleted. Files that changed since they were
-        refused are looked at again."""
+        """All file names; empty if the folder was deleted. Unreadable files that changed are
+        retried."""
         names: set[str] = set()
-        # a folder that was deleted is made again by the next write
+        # the next write creates the folder again
         with suppress(FileNotFoundError):
             names = set(os.listdir(self.path))
-        for name, state in list(self._refused.items()):
+        for name, state in list(self._unreadable.items()):
             if name not in names or _state(self.path / name) != state:
-                self.admit(name)
+                self.readmit(name)
         for name in names:
             if name.endswith(SIDECAR):
                 self.sidecars.add(name.removesuffix(SIDECAR).partition(".")[2])
         return names
 
     def is_there(self, path: Path) -> bool:
-        """Whether a file is there, and was not refused."""
-        if path.name in self._refused:
+        """Whether a readable file exists."""
+        if path.name in self._unreadable:
             return False
-        with self.leaving_out(path):
+        with self.skipping_unreadable(path):
             return stat.S_ISREG(path.stat().st_mode)
         return False
 
     def size(self, path: Path) -> int:
-        """Bytes of a file, 0 if it is not there or refused."""
-        with self.leaving_out(path):
+        """Size of a file, 0 if missing or unreadable."""
+        with self.skipping_unreadable(path):
             return path.stat().st_size
         return 0
 
     def entries(self, names: Iterable[str]) -> list[tuple[float, Entry]]:
-        """The records among the files of these names, each behind the time of its last use, in
-        that order."""
-        found: list[tuple[float, str, Entry]] = []
+        """The records among ``names`` with their last access, in that order."""
+        records: list[tuple[float, str, Entry]] = []
         for name in names:
-            if not name.endswith(RECORD) or name in self._refused:
+            if not name.endswith(RECORD) or name in self._unreadable:
                 continue
             path = self.path / name
-            with suppress(ValueError), self.leaving_out(path):
+            with suppress(ValueError), self.skipping_unreadable(path):
                 key = SegmentKey(bytes.fromhex(name.removesuffix(RECORD)))
-                about = path.stat()
-                # a name in capitals is no record's
+                status = path.stat()
+                # a name in capitals is no record
                 if path != self.file(key):
                     continue
-                if not stat.S_ISREG(about.st_mode):
+                if not stat.S_ISREG(status.st_mode):
                     raise OSError(errno.EINVAL, "this is no regular file", str(path))
-                size = about.st_size + sum(self.size(self.file(key, one)) for one in self._known())
-                # a clock that was ahead must not make it young for ever
-                written = min(about.st_mtime, self.clock())
+                size = status.st_size + sum(
+                    self.size(self.file(key, name)) for name in self._sidecar_names()
+                )
+                # times in the future count as now
+                written = min(status.st_mtime, self.clock())
                 tenant = read_tenant(path, key)
-                found.append((about.st_atime, name, Entry(key, size, tenant, written)))
-        return [(used, entry) for used, _, entry in sorted(found, key=lambda one: one[:2])]
+                records.append((status.st_atime, name, Entry(key, size, tenant, written)))
+        return [(used, entry) for used, _, entry in sorted(records, key=lambda record: record[:2])]
 
     def remove(self, key: SegmentKey) -> bool:
-        """Delete a record with its side-cars; whether it was there. Raises TierFault for a file
-        that can't be deleted, after all others."""
+        """Deletes a record and its side-cars; returns whether it existed.
+
+        Raises TierFault for a file that can't be deleted, after the others."""
         path, fault = self.file(key), None
-        was_there = self.is_there(path)
-        for one in (path, *(self.file(key, name) for name in self._known())):
+        existed = self.is_there(path)
+        for target in (path, *(self.file(key, name) for name in self._sidecar_names())):
             try:
-                with self.refusing(one):
-                    one.unlink(missing_ok=True)
-                    self.admit(one.name)
+                with self.file_faults(target):
+                    target.unlink(missing_ok=True)
+                    self.readmit(target.name)
             except TierFault as error:
                 fault = fault or error
         if fault is not None:
             raise fault
-        return was_there
+        return existed
 
     def verify(self) -> Iterator[tuple[str, TierFault | None]]:
-        """Read every file: its name, and what is wrong with it, None if nothing is. A file that
-        can't be read may be sound: its fault is not ``damaged``."""
+        """Reads every file; yields its name and its fault, None if sound.
+
+        Unreadable files may be sound: their fault is not ``damaged``."""
         with disk_faults():
             names = self.names()
         for ending in (RECORD, SIDECAR):
-            for name in sorted(one for one in names if one.endswith(ending)):
+            for name in sorted(name for name in names if name.endswith(ending)):
                 try:
-                    with disk_faults(), self.refusing(self.path / name):
+                    with disk_faults(), self.file_faults(self.path / name):
                         check_file(self.path / name)
                 except TierFault as fault:
-                    # a file that an engine has deleted meanwhile was not damaged
+                    # a concurrent deletion is no damage
                     gone = isinstance(fault.__cause__, FileNotFoundError)
                     if not gone or (self.path / name).is_symlink():
                         yield name, fault
                 else:
                     yield name, None
 
-    def admit(self, name: str) -> None:
-        """A file of that name may be asked for again."""
-        self._refused.pop(name, None)
+    def readmit(self, name: str) -> None:
+        """Ends the skipping of a file."""
+        self._unreadable.pop(name, None)
 
     @contextmanager
-    def refusing(self, path: Path) -> Iterator[None]:
-        """Errors of one file as a TierFault (``unreadable``), for the caller to count."""
+    def file_faults(self, path: Path) -> Iterator[None]:
+        """Converts errors of one file to TierFault (``unreadable``); the caller counts it."""
         try:
             yield
         except FileNotFoundError:
             raise
         except OSError as error:
-            if not self._is_well(error):
+            if not self._is_file_error(error):
                 raise
-            self._refuse(path, error)
+            self._mark_unreadable(path, error)
             raise TierFault("unreadable", f"disk: {error}") from error
 
     @contextmanager
-    def leaving_out(self, path: Path) -> Iterator[None]:
-        """Pass over a file that is not there, or that the system refuses, which is counted."""
-        known = path.name in self._refused
+    def skipping_unreadable(self, path: Path) -> Iterator[None]:
+        """Ignores a missing file, and counts and ignores an unreadable one."""
+        known = path.name in self._unreadable
         try:
-            with self.refusing(path):
+            with self.file_faults(path):
                 yield
         except FileNotFoundError as error:
             if not path.is_symlink():
                 return
-            # a link that leads nowhere
-            self._refuse(path, error)
+            # a dangling link
+            self._mark_unreadable(path, error)
         except TierFault as fault:
             if fault.kind != "unreadable":
                 raise
@@ -194,13 +195,13 @@ class Folder:
 
     @contextmanager
     def unfinished(self) -> Iterator[tuple[int, Callable[[Path], None]]]:
-        """A new file, and the call that gives it its name; without that it is gone in the end."""
-        path = self.path / UNFINISHED / f"{self._own}-{next(self._numbers)}"
+        """A new file, and the call that renames it. Without the call it is deleted."""
+        path = self.path / UNFINISHED / f"{self._prefix}-{next(self._counter)}"
 
         def finish(name: Path) -> None:
-            with self.refusing(name):
+            with self.file_faults(name):
                 os.replace(path, name)
-            self.admit(name.name)
+            self.readmit(name.name)
 
         file = create_unfinished(path)
         try:
@@ -209,13 +210,13 @@ class Folder:
             os.close(file)
             path.unlink(missing_ok=True)
 
-    def _known(self) -> list[str]:
-        # another thread may see a new one meanwhile
+    def _sidecar_names(self) -> list[str]:
+        # a copy, because other threads add names
         return list(self.sidecars)
 
-    def _is_well(self, error: OSError) -> bool:
-        """Whether an error is that of a file, and the folder itself can be read."""
-        if not is_of_file(error):
+    def _is_file_error(self, error: OSError) -> bool:
+        """Whether an error concerns a file while the folder is readable."""
+        if not is_file_error(error):
             return False
         try:
             os.stat(os.path.join(self.path, "."))
@@ -223,16 +224,16 @@ class Folder:
             return False
         return True
 
-    def _refuse(self, path: Path, error: OSError) -> None:
-        if path.name not in self._refused:
-            _log.warning("%s is left out, since the system refuses it: %s", path, error)
-        self._refused[path.name] = _state(path)
+    def _mark_unreadable(self, path: Path, error: OSError) -> None:
+        if path.name not in self._unreadable:
+            _log.warning("%s is skipped, because the system refuses it: %s", path, error)
+        self._unreadable[path.name] = _state(path)
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What changes when a file is replaced or its permissions are; empty if that is not known."""
+    """Values that change with a file's content or permissions; empty if unknown."""
     try:
-        about = path.lstat()
+        status = path.lstat()
     except OSError:
         return ()
-    return about.st_ino, about.st_mtime_ns, about.st_ctime_ns
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns

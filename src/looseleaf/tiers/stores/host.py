@@ -1,6 +1,6 @@
-"""Segments in the memory of the host: where a GPU's segments go first, and come back from fastest.
+"""Records in host memory, the fastest tier of a GPU.
 
-Nothing is checked on the way back: it is memory of this process, as the pool itself."""
+Content is not checked on reads: it is memory of this process, like the pool."""
 
 import threading
 import time
@@ -20,8 +20,7 @@ from looseleaf.tiers.stores.ledger import Ledger
 
 @dataclass(eq=False)
 class HostSlot:
-    """Room for a record that is being filled: ``layers`` ``[layers, layer_bytes]``, not to be seen
-    until it is kept."""
+    """Room for a record: ``layers`` ``[layers, layer_bytes]``, hidden until `HostTier.commit`."""
 
     record: Record
     run: UInt8[Tensor, " bytes"]
@@ -32,22 +31,22 @@ class HostSlot:
 
 
 @dataclass(eq=False)
-class _Stored:
+class _StoredRecord:
     slot: HostSlot
     entry: Entry
-    gone: bool = False
+    deleted: bool = False
 
 
 @dataclass(eq=False)
 class HostTier:
-    """Records in one arena of ``ledger.limit`` bytes, pinned if a GPU will read it."""
+    """Records in one arena of ``ledger.limit`` bytes, pinned if a GPU reads it."""
 
     ledger: Ledger
     pinned: bool = False
     name: str = "host"
     clock: Callable[[], float] = time.time
     counters: TierCounters = field(default_factory=TierCounters)
-    _stored: dict[SegmentKey, _Stored] = field(default_factory=dict)
+    _stored: dict[SegmentKey, _StoredRecord] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -67,63 +66,63 @@ class HostTier:
             return HostReader(self, stored)
 
     def reserve(self, record: Record) -> HostSlot | None:
-        """Room to fill with a record, which `keep` stores; None if it is there or not admitted."""
+        """Room for a record; None if it exists or is not admitted."""
         with self._lock:
             self._expire()
             if self.ledger.find(record.key) is not None:
                 self.ledger.touch(record.key)
                 return None
-            going = self._who_goes(record)
-            if going is None:
+            victims = self._select_victims(record)
+            if victims is None:
                 self.counters.refused += 1
                 return None
-            for entry in going:
+            for entry in victims:
                 self._evict(entry)
-            run = self._arena.take(record.num_bytes)
-            assert run is not None, "those that went have left a hole"
-            # others are not to be promised the same room
-            self.ledger.book(record.tenant, record.num_bytes)
+            run = self._arena.allocate(record.num_bytes)
+            assert run is not None, "evictions leave a hole of this size"
+            # the reservation counts as used
+            self.ledger.add_bytes(record.tenant, record.num_bytes)
             return HostSlot(record, run)
 
-    def keep(self, slot: HostSlot) -> "HostReader":
-        """Store what a slot was filled with, open for reading. If the same came first, it is only
-        there until it was read."""
+    def commit(self, slot: HostSlot) -> "HostReader":
+        """Stores a filled slot and opens it. If the same record came first, this copy lives until
+        its reader closes."""
         with self._lock:
             record = slot.record
-            self.ledger.book(record.tenant, -record.num_bytes)
+            self.ledger.add_bytes(record.tenant, -record.num_bytes)
             entry = Entry(record.key, record.num_bytes, record.tenant, self.clock(), readers=1)
             if record.key in self._stored:
-                return HostReader(self, _Stored(slot, entry, gone=True))
+                return HostReader(self, _StoredRecord(slot, entry, deleted=True))
             self.ledger.add(entry)
-            self._stored[record.key] = stored = _Stored(slot, entry)
+            self._stored[record.key] = stored = _StoredRecord(slot, entry)
             self.counters.stored += 1
             self.counters.bytes_written += record.num_bytes
             return HostReader(self, stored)
 
     def abandon(self, slot: HostSlot) -> None:
-        """Give a slot back that was not filled."""
+        """Frees a slot that was not filled."""
         with self._lock:
-            self.ledger.book(slot.record.tenant, -slot.record.num_bytes)
-            self._arena.give(slot.run)
+            self.ledger.add_bytes(slot.record.tenant, -slot.record.num_bytes)
+            self._arena.free(slot.run)
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
-        """Store a copy of a record."""
+        """Stores a copy of a record."""
         slot = self.reserve(record)
         if slot is None:
             return False
         slot.layers.copy_(layers)
         with self._lock:
-            kept = self.keep(slot)
-            kept.close()
-            return not kept.stored.gone
+            reader = self.commit(slot)
+            reader.close()
+            return not reader.stored.deleted
 
     def delete(self, keys: Sequence[SegmentKey]) -> int:
-        """Drop records; one that is being read goes when it was read."""
+        """Deletes records; an open one is freed when its readers close."""
         with self._lock:
-            found = [self._stored[key] for key in keys if key in self._stored]
-            for stored in found:
+            stored_records = [self._stored[key] for key in keys if key in self._stored]
+            for stored in stored_records:
                 self._drop(stored, remember=False)
-            return len(found)
+            return len(stored_records)
 
     def entries(self) -> Iterable[Entry]:
         with self._lock:
@@ -135,46 +134,45 @@ class HostTier:
                 self._stored[key].entry.pinned = pinned
 
     def close(self) -> None:
-        """Nothing to let go of but memory."""
+        """Forgets all records."""
         with self._lock:
             self._stored.clear()
 
-    def release(self, stored: _Stored) -> None:
-        """A reader is done."""
+    def release(self, stored: _StoredRecord) -> None:
+        """Ends one reader."""
         with self._lock:
             stored.entry.readers -= 1
-            if stored.gone and not stored.entry.readers:
-                self._arena.give(stored.slot.run)
+            if stored.deleted and not stored.entry.readers:
+                self._arena.free(stored.slot.run)
 
-    def _who_goes(self, record: Record) -> list[Entry] | None:
-        """Whose going makes room for a record, in one piece; None if it is not admitted, or if
-        nothing that may go for it lies side by side, and then nothing is to go."""
-        about = record.num_bytes, record.tenant, record.key
-        going = self.ledger.make_room(*about)
-        if going is None or self._hole(record.num_bytes, going) is not None:
-            return going
-        # there is room, but in pieces: the first that go until there is a hole, and of these only
-        # those in its place
-        leaving = {entry.key for entry in going}
-        order = [e for e in self.ledger.in_order(record.key) if e.key not in leaving]
-        least, most = 0, len(order)
-        while least < most:
-            half = (least + most) // 2
-            if self._hole(record.num_bytes, going + order[:half]) is None:
-                least = half + 1
+    def _select_victims(self, record: Record) -> list[Entry] | None:
+        """Entries whose eviction leaves a hole for a record. None if it is not admitted, or if no
+        hole is possible."""
+        victims = self.ledger.victims(record.num_bytes, record.tenant, record.key)
+        if victims is None or self._hole(record.num_bytes, victims) is not None:
+            return victims
+        # the room is fragmented: find the shortest eviction prefix with a hole, and evict only the
+        # entries in the hole
+        leaving = {entry.key for entry in victims}
+        order = [e for e in self.ledger.eviction_order(record.key) if e.key not in leaving]
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            if self._hole(record.num_bytes, victims + order[:middle]) is None:
+                low = middle + 1
             else:
-                most = half
-        hole = self._hole(record.num_bytes, going + order[:least])
+                high = middle
+        hole = self._hole(record.num_bytes, victims + order[:low])
         if hole is None:
             self.ledger.remember(record.key)
             return None
-        return self.ledger.make_room(*about, hole)
+        return self.ledger.victims(record.num_bytes, record.tenant, record.key, hole)
 
-    def _hole(self, num_bytes: int, going: Sequence[Entry]) -> list[Entry] | None:
-        """Those of ``going`` that leave a hole of ``num_bytes``, the fewest bytes that do; None if
-        even all of them do not."""
+    def _hole(self, num_bytes: int, victims: Sequence[Entry]) -> list[Entry] | None:
+        """The entries of ``victims`` with the fewest bytes that leave a hole of ``num_bytes``; None
+        if even all of them do not."""
         pieces: list[tuple[int, int, Entry | None]] = [(*hole, None) for hole in self._arena.holes]
-        for entry in going:
+        for entry in victims:
             run = self._stored[entry.key].slot.run
             pieces.append((int(run.storage_offset()), aligned(run.numel()), entry))
         size = aligned(num_bytes)
@@ -182,7 +180,7 @@ class HostTier:
         begin, end, cost, inside = 0, 0, 0, deque[tuple[int, Entry]]()
         for start, length, leaving in sorted(pieces, key=itemgetter(0)):
             if start != end:
-                # what lies between stays
+                # an entry between the pieces stays
                 begin, cost = start, 0
                 inside.clear()
             end = start + length
@@ -190,15 +188,15 @@ class HostTier:
                 cost += leaving.num_bytes
                 inside.append((end, leaving))
             while inside and end - inside[0][0] >= size:
-                # the hole is large enough without the first of those in it
+                # the hole is large enough without its first entry
                 begin, first = inside.popleft()
                 cost -= first.num_bytes
             if end - begin >= size and (best is None or cost < best[0]):
                 best = cost, [other for _, other in inside]
         return None if best is None else best[1]
 
-    def tend(self) -> None:
-        """Drop what is past its time."""
+    def maintain(self) -> None:
+        """Deletes expired records."""
         with self._lock:
             self._expire()
 
@@ -211,34 +209,34 @@ class HostTier:
         self._drop(self._stored[entry.key], remember=True)
         self.counters.evicted += 1
 
-    def _drop(self, stored: _Stored, *, remember: bool) -> None:
+    def _drop(self, stored: _StoredRecord, *, remember: bool) -> None:
         self.ledger.remove(stored.entry.key, remember=remember)
         del self._stored[stored.entry.key]
-        stored.gone = True
+        stored.deleted = True
         if not stored.entry.readers:
-            self._arena.give(stored.slot.run)
+            self._arena.free(stored.slot.run)
 
 
 @dataclass(eq=False)
 class HostReader:
-    """A record in place; it stays while it is open."""
+    """A record in place; it stays while the reader is open."""
 
     tier: HostTier
-    stored: _Stored
+    stored: _StoredRecord
 
     @property
     def record(self) -> Record:
         return self.stored.slot.record
 
     def read(self, layer: int, into: UInt8[Tensor, " none"]) -> UInt8[Tensor, " layer_bytes"]:
-        """The layer where it is; ``into``, which may be empty, is left alone."""
+        """The layer in place; ``into``, which may be empty, is ignored."""
         return self.stored.slot.layers[layer]
 
     @property
     def address(self) -> int:
-        """Where the record begins, all of it in one run."""
+        """Address of the record, which is one run."""
         return self.stored.slot.run.data_ptr()
 
     def close(self) -> None:
-        """Let the record go."""
+        """Releases the record."""
         self.tier.release(self.stored)

@@ -1,9 +1,9 @@
-"""Which records a tier of limited size keeps: least recently used first, with admission control.
+"""Accounting and eviction order of a tier of limited size: LRU with admission control.
 
-A record is *fresh* when it comes and *hot* once it was asked for again. Fresh records make room
-first, and what comes for the first time never drives a hot one out; so reading a thousand documents
-once costs the hot ones nothing. What had to go is remembered by name for a while, and comes back
-hot. (2Q, Johnson and Shasha, VLDB 1994; one list of names, no copy of their tuning.)"""
+A new record is *fresh*, and *hot* after its second request. Fresh records are evicted first, and a
+new record never evicts a hot one, so a scan of many documents leaves the hot ones in place. Keys of
+evicted records are remembered as ghosts, and return hot. This is 2Q (Johnson and Shasha, VLDB 1994)
+with one ghost list."""
 
 import time
 from collections import OrderedDict
@@ -15,15 +15,15 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.stores.base import Entry
 
 _HOT_SHARE = 0.8
-_NAMES_KEPT = 4096
+_MAX_GHOSTS = 4096
 
 
 @dataclass(eq=False)
 class Ledger:
-    """Books of one tier; knows sizes and names, not bytes. Its owner holds a lock.
+    """Sizes and keys of one tier's records. The owner holds a lock.
 
-    ``limit`` is in bytes; ``ttl`` in seconds, None for ever; ``tenant_share`` of the limit is what
-    the records of one tenant may take. ``used`` counts what is booked, stored or on its way."""
+    ``limit`` is in bytes; ``ttl`` in seconds, None for no expiry. ``tenant_share`` of the limit
+    bounds each tenant. ``used`` includes reservations."""
 
     limit: int
     ttl: float | None = None
@@ -32,7 +32,7 @@ class Ledger:
     used: int = 0
     _fresh: OrderedDict[SegmentKey, Entry] = field(default_factory=OrderedDict)
     _hot: OrderedDict[SegmentKey, Entry] = field(default_factory=OrderedDict)
-    _gone: OrderedDict[SegmentKey, None] = field(default_factory=OrderedDict)
+    _ghosts: OrderedDict[SegmentKey, None] = field(default_factory=OrderedDict)
     _hot_bytes: int = 0
     _tenants: dict[str, int] = field(default_factory=dict)
 
@@ -44,47 +44,46 @@ class Ledger:
         return len(self._fresh) + len(self._hot)
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries, those that go first first."""
+        """All entries in eviction order."""
         yield from [*self._fresh.values(), *self._hot.values()]
 
     def find(self, key: SegmentKey) -> Entry | None:
-        """The entry of ``key`` if it is there and not past its time."""
+        """The entry of ``key`` unless it is expired."""
         entry = self._fresh.get(key) or self._hot.get(key)
         return None if entry is None or self.is_expired(entry) else entry
 
-    def knows(self, key: SegmentKey) -> bool:
-        """Whether there is an entry of ``key``, past its time or not."""
+    def has_entry(self, key: SegmentKey) -> bool:
+        """Whether ``key`` has an entry, expired or not."""
         return key in self._fresh or key in self._hot
 
     def is_expired(self, entry: Entry) -> bool:
-        """Whether an entry is past its time; pinned ones never are."""
+        """Whether an entry is expired; pinned entries never are."""
         if self.ttl is None or entry.pinned:
             return False
         return self.clock() - entry.created > self.ttl
 
     def expired(self) -> list[Entry]:
-        """Entries past their time that nobody reads."""
+        """Expired entries without readers."""
         if self.ttl is None:
             return []
-        # one look at the clock for all of them
-        last, now = self.ttl, self.clock()
+        now = self.clock()
         return [
             entry
             for entry in chain(self._fresh.values(), self._hot.values())
-            if now - entry.created > last and not entry.pinned and not entry.readers
+            if now - entry.created > self.ttl and not entry.pinned and not entry.readers
         ]
 
     def touch(self, key: SegmentKey) -> None:
-        """``key`` was asked for again."""
+        """Records a use of ``key``."""
         if key in self._fresh:
             entry = self._fresh.pop(key)
             self._hot[key] = entry
             self._hot_bytes += entry.num_bytes
-            self._cool()
+            self._demote()
         elif key in self._hot:
             self._hot.move_to_end(key)
 
-    def make_room(
+    def victims(
         self,
         num_bytes: int,
         tenant: str,
@@ -93,111 +92,109 @@ class Ledger:
         *,
         full: bool = False,
     ) -> list[Entry] | None:
-        """What must go so that ``num_bytes`` of ``tenant`` fit, or None if they are not admitted.
-        ``first`` go in any case; where it is ``full``, there is no room but what they leave.
+        """Entries to evict so that ``num_bytes`` of ``tenant`` fit; None if they are not admitted.
 
-        The caller removes the entries. One that is not admitted has better luck the next time: its
-        name is remembered."""
-        known = key in self._gone
+        ``first`` are evicted in any case. With ``full`` the only room is that of evictions. The
+        caller removes the entries. A key that is not admitted becomes a ghost, and is admitted next
+        time."""
+        known = key in self._ghosts
         excess = self._tenants.get(tenant, 0) + num_bytes - self._share
         excess -= sum(entry.num_bytes for entry in first if entry.tenant == tenant)
         limit = min(self.limit, self.used) if full else self.limit
-        short = self.used + num_bytes - limit - sum(entry.num_bytes for entry in first)
+        shortage = self.used + num_bytes - limit - sum(entry.num_bytes for entry in first)
         chosen = {entry.key for entry in first}
-        own = (e for e in self._in_order(known=known) if e.tenant == tenant)
-        going = _first((entry for entry in own if entry.key not in chosen), excess)
-        if going is not None:
-            short -= sum(entry.num_bytes for entry in going)
-            chosen |= {entry.key for entry in going}
-            others = (e for e in self._in_order(known=known) if e.key not in chosen)
-            more = _first(others, short)
+        of_tenant = (e for e in self._evictable(known=known) if e.tenant == tenant)
+        victims = _first((entry for entry in of_tenant if entry.key not in chosen), excess)
+        if victims is not None:
+            shortage -= sum(entry.num_bytes for entry in victims)
+            chosen |= {entry.key for entry in victims}
+            remaining = (e for e in self._evictable(known=known) if e.key not in chosen)
+            more = _first(remaining, shortage)
             if more is not None:
-                return [*first, *going, *more]
+                return [*first, *victims, *more]
         self.remember(key)
         return None
 
-    def overfull(self) -> list[Entry]:
-        """What must go where more is booked than may be: of each tenant what is over its share,
-        then of all."""
-        excess = {tenant: held - self._share for tenant, held in self._tenants.items()}
-        going, rest, short = list[Entry](), list[Entry](), self.used - self.limit
-        for entry in self._in_order(known=True):
+    def excess_entries(self) -> list[Entry]:
+        """Entries to evict if limits have become smaller: of each tenant above its share, then of
+        all."""
+        excess = {tenant: num_used - self._share for tenant, num_used in self._tenants.items()}
+        victims, rest, shortage = list[Entry](), list[Entry](), self.used - self.limit
+        for entry in self._evictable(known=True):
             if excess[entry.tenant] > 0:
                 excess[entry.tenant] -= entry.num_bytes
-                short -= entry.num_bytes
-                going.append(entry)
+                shortage -= entry.num_bytes
+                victims.append(entry)
             else:
                 rest.append(entry)
-        more = _first(rest, short)
-        return going + (rest if more is None else more)
+        more = _first(rest, shortage)
+        return victims + (rest if more is None else more)
 
-    def in_order(self, key: SegmentKey) -> list[Entry]:
-        """Who may have to go for ``key``, those that go first first."""
-        return list(self._in_order(known=key in self._gone))
+    def eviction_order(self, key: SegmentKey) -> list[Entry]:
+        """Entries that ``key`` may evict, in order."""
+        return list(self._evictable(known=key in self._ghosts))
 
-    def book(self, tenant: str, num_bytes: int) -> None:
-        """Count bytes of a record that is on its way, or no longer if they are negative."""
+    def add_bytes(self, tenant: str, num_bytes: int) -> None:
+        """Adds the bytes of a reservation, or removes negative ones."""
         self.used += num_bytes
-        held = self._tenants.get(tenant, 0) + num_bytes
-        self._tenants[tenant] = held
-        if not held:
+        num_used = self._tenants.get(tenant, 0) + num_bytes
+        self._tenants[tenant] = num_used
+        if not num_used:
             del self._tenants[tenant]
 
     def add(self, entry: Entry) -> None:
-        """Book a record that is stored now."""
+        """Adds a stored record."""
         assert entry.key not in self._fresh and entry.key not in self._hot
-        hot = self._gone.pop(entry.key, entry) is None
+        hot = self._ghosts.pop(entry.key, entry) is None
         (self._hot if hot else self._fresh)[entry.key] = entry
         self._hot_bytes += entry.num_bytes if hot else 0
-        self.book(entry.tenant, entry.num_bytes)
-        self._cool()
+        self.add_bytes(entry.tenant, entry.num_bytes)
+        self._demote()
 
-    def grow(self, entry: Entry, num_bytes: int) -> None:
-        """A stored record got that much longer, or shorter."""
+    def resize(self, entry: Entry, num_bytes: int) -> None:
+        """Changes the size of a stored record by ``num_bytes``."""
         entry.num_bytes += num_bytes
         self._hot_bytes += num_bytes if entry.key in self._hot else 0
-        self.book(entry.tenant, num_bytes)
+        self.add_bytes(entry.tenant, num_bytes)
 
     def remove(self, key: SegmentKey, *, remember: bool = False) -> Entry | None:
-        """Strike a record out, remembering its name if it had to make room; None if it is not
-        there."""
+        """Removes an entry, and keeps its key as a ghost with ``remember``; None if missing."""
         entry = self._fresh.pop(key, None)
         if entry is None:
             entry = self._hot.pop(key, None)
             self._hot_bytes -= entry.num_bytes if entry else 0
         if entry is not None:
-            self.book(entry.tenant, -entry.num_bytes)
+            self.add_bytes(entry.tenant, -entry.num_bytes)
             if remember:
                 self.remember(key)
         return entry
 
-    def _in_order(self, *, known: bool) -> Iterator[Entry]:
-        """Who may have to go for a newcomer, in this order: hot ones only if its name is known.
-
-        Most often the first few do: the others are not looked at."""
-        late = {entry.key: entry for entry in self.expired()}
-        yield from late.values()
+    def _evictable(self, *, known: bool) -> Iterator[Entry]:
+        """Entries in eviction order; hot ones only for a ``known`` newcomer. Lazy, because the
+        first few usually suffice."""
+        expired = {entry.key: entry for entry in self.expired()}
+        yield from expired.values()
         for entry in chain(self._fresh.values(), self._hot.values() if known else ()):
-            if not entry.pinned and not entry.readers and entry.key not in late:
+            if not entry.pinned and not entry.readers and entry.key not in expired:
                 yield entry
 
-    def _cool(self) -> None:
-        """Hot records that are too many are fresh again."""
+    def _demote(self) -> None:
+        """Makes the oldest hot records fresh while hot ones exceed their share."""
         while self._hot_bytes > self.limit * _HOT_SHARE and len(self._hot) > 1:
             key, entry = self._hot.popitem(last=False)
             self._hot_bytes -= entry.num_bytes
             self._fresh[key] = entry
 
     def remember(self, key: SegmentKey) -> None:
-        """Admit ``key`` as one that was here before when it comes again."""
-        self._gone[key] = None
-        self._gone.move_to_end(key)
-        while len(self._gone) > _NAMES_KEPT:
-            self._gone.popitem(last=False)
+        """Makes ``key`` a ghost."""
+        self._ghosts[key] = None
+        self._ghosts.move_to_end(key)
+        while len(self._ghosts) > _MAX_GHOSTS:
+            self._ghosts.popitem(last=False)
 
 
 def _first(entries: Iterable[Entry], num_bytes: int) -> list[Entry] | None:
-    """The first entries that have ``num_bytes`` together; None if all of them have fewer."""
+    """The first entries of ``num_bytes`` in total; None if all have fewer."""
     taken, rest = list[Entry](), iter(entries)
     while num_bytes > 0:
         entry = next(rest, None)

@@ -1,8 +1,8 @@
-"""Segments in a Redis or Valkey server, for several engines and machines to share.
+"""Records in a Redis or Valkey server that several engines and machines share.
 
-A record is one hash: its header, and a field for every layer. It is filled under another name and
-renamed, so it is there whole or not at all. What the server evicts is its own business
-(``maxmemory-policy``); how long records live is told to it. Needs the package ``redis``."""
+A record is one hash with a field for its header and one per layer. It is written under a temporary
+name and renamed, so it is complete or absent. The server decides about evictions
+(``maxmemory-policy``). Needs the package ``redis``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +28,10 @@ from looseleaf.tiers.stores.files import (
 
 PREFIX = "looseleaf:1:"
 _HEADER = "header"
-# what a write that was cut off leaves behind is gone after this many seconds
+# expiry of an interrupted write
 _UNFINISHED_SECONDS = 120
-_WAITING, _BYTES = "leave it out, and set tier_timeout", "leave it out: what is stored is bytes"
-_ONCE = "leave it out: whoever asks goes on without an answer, and it is tried again later"
+_WAITING, _BYTES = "leave it out, and set tier_timeout", "leave it out: values are bytes"
+_ONCE = "leave it out: a failed call is not repeated, and the tier is retried later"
 _NOT_IN_URL = {
     "socket_timeout": _WAITING,
     "socket_connect_timeout": _WAITING,
@@ -46,9 +46,9 @@ _NOT_IN_URL = {
 class RemoteTier:
     """Records in the server at ``url`` (``redis://host:port/db``, ``rediss://…``).
 
-    ``timeout`` in seconds is for every answer of the server; ``ttl`` in seconds, None for ever. The
-    connection is made when it is needed, so a server may come later. Raises InvalidOption for a
-    URL that can't be read, and without the package."""
+    ``timeout`` bounds each reply, in seconds; ``ttl`` is in seconds, None for no expiry. The
+    connection opens on first use, so the server may start later. Raises InvalidOption for an
+    invalid URL, and without the package."""
 
     url: str
     timeout: float = 5.0
@@ -58,23 +58,23 @@ class RemoteTier:
 
     def __post_init__(self) -> None:
         self._redis = _connect(self.url, self.timeout)
-        self._own, self._numbers = uuid4().hex, count()
+        self._client_id, self._counter = uuid4().hex, count()
 
     def contains(self, keys: Sequence[SegmentKey]) -> list[bool]:
-        """Which of the records are there, in one turn."""
+        """Whether each record exists, in one round trip."""
         with _faults():
             pipe = self._redis.pipeline(transaction=False)
             for key in keys:
                 pipe.exists(_name(key))
-            return [bool(found) for found in pipe.execute()]
+            return [bool(exists) for exists in pipe.execute()]
 
     def open(self, key: SegmentKey) -> "RemoteReader | None":
-        """The record, if its header is sound. A damaged one is dropped."""
+        """A reader of the record after its header is checked. A damaged record is deleted."""
         try:
             with _faults():
                 header = self._redis.hget(_name(key), _HEADER)
                 if header is None:
-                    # what is without one can't be read, and must not keep others from writing it
+                    # a hash without a header is unreadable and would block writers
                     self._redis.delete(_name(key))
                     return None
             return RemoteReader(self, decode_record(header, key))
@@ -84,9 +84,9 @@ class RemoteTier:
             raise
 
     def put(self, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
-        """Send a record layer by layer, then give it its name."""
+        """Writes a record layer by layer, then renames it."""
         name = _name(record.key)
-        unfinished = f"{PREFIX}unfinished:{self._own}:{next(self._numbers)}"
+        unfinished = f"{PREFIX}unfinished:{self._client_id}:{next(self._counter)}"
         with _faults():
             if self._redis.exists(name):
                 return False
@@ -94,7 +94,7 @@ class RemoteTier:
             try:
                 self._redis.hset(unfinished, _HEADER, header)
                 for layer in range(record.num_layers):
-                    # from layer to layer, or a long record is half gone before it is whole
+                    # renewed per layer, or a long record would expire while it is written
                     self._redis.expire(unfinished, _UNFINISHED_SECONDS)
                     content = raw(layers[layer].contiguous())
                     self._redis.hset(unfinished, str(layer), content)
@@ -104,7 +104,7 @@ class RemoteTier:
                     self._redis.pexpire(unfinished, max(1, int(1000 * self.ttl)))
                 self._redis.rename(unfinished, name)
             except BaseException:
-                self._forget(unfinished)
+                self._delete_quietly(unfinished)
                 raise
         self.counters.stored += 1
         self.counters.bytes_written += len(header) + record.num_bytes
@@ -117,7 +117,7 @@ class RemoteTier:
             return int(self._redis.delete(*map(_name, keys)))
 
     def entries(self) -> Iterable[Entry]:
-        """All records, in no particular order; their time of creation is not known."""
+        """All records, unordered, without their time of creation."""
         with _faults():
             for name in self._redis.scan_iter(match=f"{PREFIX}segment:*", count=1000):
                 key = _key(name)
@@ -126,7 +126,7 @@ class RemoteTier:
                     yield entry
 
     def pin(self, key: SegmentKey, pinned: bool) -> None:
-        """A pinned record does not expire; the server may still evict it for want of memory."""
+        """A pinned record does not expire; the server may still evict it."""
         with _faults():
             if pinned or self.ttl is None:
                 self._redis.persist(_name(key))
@@ -137,15 +137,15 @@ class RemoteTier:
         self._redis.close()
 
     def read_field(self, key: SegmentKey, layer: int) -> bytes | None:
-        """The bytes of a layer as the server has them."""
+        """The stored bytes of a layer."""
         with _faults():
             content: bytes | None = self._redis.hget(_name(key), str(layer))
             return content
 
     def verify(self) -> Iterator[tuple[str, TierFault | None]]:
-        """Read every record: its name, and what is wrong with it, None if nothing is."""
+        """Reads every record; yields its name and its fault, None if sound."""
         for entry in list(self.entries()):
-            wrong = None
+            problem = None
             try:
                 reader = self.open(entry.key)
                 if reader is not None:
@@ -155,15 +155,15 @@ class RemoteTier:
             except TierFault as fault:
                 if fault.kind not in ("damaged", "missing"):
                     raise
-                wrong = fault
-            yield entry.key.hex(), wrong
+                problem = fault
+            yield entry.key.hex(), problem
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete records by the names that `verify` gives."""
+        """Deletes records by the names of `verify`."""
         self.delete([SegmentKey(bytes.fromhex(name)) for name in names])
 
     def _entry(self, key: SegmentKey) -> Entry | None:
-        """What the server has under a segment's name, a record or not; None without a header."""
+        """The entry of a key, also for a damaged value; None without a header."""
         header = b""
         try:
             with _faults():
@@ -177,18 +177,18 @@ class RemoteTier:
             return Entry(key, len(header))
         return Entry(key, len(header) + record.num_bytes, record.tenant)
 
-    def _forget(self, name: str) -> None:
+    def _delete_quietly(self, name: str) -> None:
         try:
             with _faults():
                 self._redis.delete(name)
         except TierFault:
-            # it goes by itself when its time is over
+            # it expires
             return
 
 
 @dataclass(frozen=True)
 class RemoteReader:
-    """A record at the server, which may lose it at any time."""
+    """A record on the server, which may evict it at any time."""
 
     tier: RemoteTier
     header: RecordHeader
@@ -200,7 +200,7 @@ class RemoteReader:
     def read(
         self, layer: int, into: UInt8[Tensor, " layer_bytes"]
     ) -> UInt8[Tensor, " layer_bytes"]:
-        """The layer from the server, if it is what was stored; a damaged record is dropped."""
+        """Reads and checks a layer. A damaged record is deleted."""
         key = self.record.key
         try:
             content = self.tier.read_field(key, layer)
@@ -212,13 +212,13 @@ class RemoteReader:
             self.header.check_layer(layer, into)
         except TierFault as fault:
             if fault.kind in ("damaged", "missing"):
-                # while it has a header nobody would write it anew
+                # a remaining header would block writers
                 self.tier.delete([key])
             raise
         return into
 
     def close(self) -> None:
-        """The connection goes on."""
+        """Does nothing: the connection stays open."""
 
 
 def _name(key: SegmentKey) -> str:
@@ -226,7 +226,7 @@ def _name(key: SegmentKey) -> str:
 
 
 def _key(name: bytes) -> SegmentKey | None:
-    """The segment whose record has that name; None if it is somebody else's."""
+    """The segment key of a record name; None for a foreign name."""
     try:
         key = SegmentKey(bytes.fromhex(name.decode().rpartition(":")[2]))
     except ValueError:
@@ -249,10 +249,10 @@ def _connect(url: str, timeout: float) -> Any:
             url,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            # whoever asks goes on without it, and a breaker decides when to try again
+            # the breaker decides about retries
             retry=Retry(NoBackoff(), 0),
         )
-        # it does not connect, but knows the options
+        # validates the options without a connection
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
         return client
@@ -266,7 +266,7 @@ def _connect(url: str, timeout: float) -> Any:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """What the client raises, as a TierFault."""
+    """Converts client errors to TierFault."""
     from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
     from redis.exceptions import TimeoutError as RedisTimeout
 
@@ -277,7 +277,7 @@ def _faults() -> Iterator[None]:
     except OutOfMemoryError as error:
         raise TierFault("full", f"remote: {error}") from error
     except ResponseError as error:
-        # somebody else's value has the name of a record: no reason to leave the server alone
+        # a foreign value has the name of a record; the server is sound
         kind: Fault = "damaged" if str(error).startswith("WRONGTYPE") else "unavailable"
         raise TierFault(kind, f"remote: {error}") from error
     except (RedisError, OSError) as error:

@@ -1,7 +1,7 @@
-"""What is copied from the host's memory to a GPU at a time.
+"""The schedule of copies from host memory to a GPU: which layers of which documents go together.
 
-A copy costs its asking, so there are few, the first layers of all documents first. Those with which
-a step can begin are asked for at once; the others while the device has some before them."""
+Each copy has a fixed launch cost, so copies are few and large. The first layers of all documents
+go first, because a step begins with them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,79 +13,82 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True)
-class Portions:
-    """How much is copied to a GPU at a time: of all documents the ``first`` that a step can begin
-    with, then a ``second`` that comes while it is planned, so that ``at_once`` is asked for at
-    once; then ``one`` document's layers, or None for as many of all as go ``together``, and so much
-    together; in bytes. And how many such copies may be on their way when the next is asked for."""
+class BatchLimits:
+    """Bytes per batch of copies, and how many batches may be in flight.
+
+    ``first`` and ``second`` bound the layers that a step needs first, of all documents together.
+    ``immediate`` bytes are submitted without waiting for the device. Later batches hold up to
+    ``per_document`` bytes of one document's layers, or all documents' where that is None.
+    ``combined`` bounds a later batch."""
 
     first: int
     second: int
-    at_once: int
-    one: int | None
-    together: int
-    ahead: int
+    immediate: int
+    per_document: int | None
+    combined: int
+    in_flight: int
 
 
-_PLAIN = Portions(26 << 20, 52 << 20, 64 << 20, 6 << 20, 18 << 20, 2)
-# a kernel behind each copy: to launch it takes as long as to ask for six copies
-_PACKED = Portions(30 << 20, 40 << 20, 60 << 20, None, 48 << 20, 1)
+_PLAIN = BatchLimits(26 << 20, 52 << 20, 64 << 20, 6 << 20, 18 << 20, 2)
+# a kernel follows each packed copy, and its launch costs as much as six copies
+_PACKED = BatchLimits(30 << 20, 40 << 20, 60 << 20, None, 48 << 20, 1)
 
 
-class Parcel(NamedTuple):
-    """``layers`` of the ``documents``, by their numbers, that go in one copy."""
+class CopyBatch(NamedTuple):
+    """Layers and documents (both by number) that are copied together."""
 
     layers: range
     documents: range
 
 
 @dataclass(frozen=True)
-class Parcels:
-    """The parcels of some documents, in the order in which a step wants them."""
+class CopySchedule:
+    """Batches in the order in which a step needs them."""
 
-    portions: Portions
-    every: tuple[Parcel, ...]
+    limits: BatchLimits
+    batches: tuple[CopyBatch, ...]
 
     @cached_property
     def array(self) -> npt.NDArray[np.int64]:
-        """``[parcels, 4]``: the first layer and how many, the first document and how many."""
-        rows = [(p.layers.start, len(p.layers), p.documents.start, len(p.documents)) for p in self]
+        """``[batches, 4]``: first layer, layer count, first document, document count."""
+        rows = [(b.layers.start, len(b.layers), b.documents.start, len(b.documents)) for b in self]
         return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
     @cached_property
-    def numbers(self) -> dict[tuple[int, int], int]:
-        """Which parcel has a document's layer."""
+    def batch_of(self) -> dict[tuple[int, int], int]:
+        """The batch number of each (document, layer)."""
         return {
             (document, layer): number
-            for number, (layers, documents) in enumerate(self.every)
+            for number, (layers, documents) in enumerate(self.batches)
             for document in documents
             for layer in layers
         }
 
-    def __iter__(self) -> Iterator[Parcel]:
-        return iter(self.every)
+    def __iter__(self) -> Iterator[CopyBatch]:
+        return iter(self.batches)
 
 
 @lru_cache(maxsize=1024)
-def parcels_of(sizes: tuple[int, ...], num_layers: int, *, packed: bool) -> Parcels:
-    """Parcels of documents whose layers have these ``sizes`` in bytes, all of them ``packed`` or
-    not.
+def make_schedule(sizes: tuple[int, ...], num_layers: int, *, packed: bool) -> CopySchedule:
+    """The schedule of documents with ``sizes`` bytes per layer, all ``packed`` or all not.
 
-    A copy costs its asking, so of short documents several layers go at a time. The first few are
-    asked for at once, and a step waits for them; the last layers go one by one, since a step still
-    has to compute them."""
-    portions, made, start = _PACKED if packed else _PLAIN, list[Parcel](), 0
+    Short documents send several layers per copy. The last layers go one by one, because a step has
+    to compute each of them after its arrival."""
+    limits, batches, start = _PACKED if packed else _PLAIN, list[CopyBatch](), 0
     while sizes and start < num_layers:
-        soon = start * sum(sizes) < portions.at_once
-        together = portions.second if start else portions.first
-        if soon or portions.one is None:
-            most = (together if soon else portions.together) // sum(sizes)
+        immediate = start * sum(sizes) < limits.immediate
+        if immediate:
+            max_layers = (limits.second if start else limits.first) // sum(sizes)
+        elif limits.per_document is None:
+            max_layers = limits.combined // sum(sizes)
         else:
-            most = portions.one // max(sizes)
-        layers = range(start, start + max(1, min((num_layers - start) // 2, most)))
-        at_a_time = max(1, portions.together // (max(sizes) * len(layers)))
-        at_a_time = len(sizes) if most and soon else at_a_time
-        for first in range(0, len(sizes), at_a_time):
-            made.append(Parcel(layers, range(first, min(len(sizes), first + at_a_time))))
+            max_layers = limits.per_document // max(sizes)
+        layers = range(start, start + max(1, min((num_layers - start) // 2, max_layers)))
+        if max_layers and immediate:
+            group = len(sizes)
+        else:
+            group = max(1, limits.combined // (max(sizes) * len(layers)))
+        for first in range(0, len(sizes), group):
+            batches.append(CopyBatch(layers, range(first, min(len(sizes), first + group))))
         start = layers.stop
-    return Parcels(portions, tuple(made))
+    return CopySchedule(limits, tuple(batches))

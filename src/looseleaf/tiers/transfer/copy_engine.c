@@ -1,10 +1,10 @@
-/* Copies from pinned memory to the pages of a GPU, asked for by a thread that knows no Python.
+/* The copy engine: copies from pinned memory to the pages of a GPU, submitted by a thread without Python.
 
-   An order is some documents on their way, in parcels: layers of some of them that go together. Its
-   first bytes are asked for at once, the rest a few parcels ahead of the device, or as soon as
-   somebody waits for them. What is packed goes through a ring of memory on the device, where a
-   kernel unpacks it. Nothing here is linked to CUDA: its calls are given, so that a test may play
-   the device. */
+   A transfer is a set of documents, split into batches: layers of some documents that are copied together.
+   The thread submits the first bytes immediately. Later batches follow a few ahead of the device, or as soon
+   as a caller waits for them. Packed bytes pass through a ring buffer on the device, where a kernel unpacks
+   them. This file links no CUDA library: the setup holds the functions, so that tests can simulate the
+   device. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -14,15 +14,15 @@
 #include <string.h>
 #include <time.h>
 
-#ifdef __APPLE__ /* conditions know no other clock there */
+#ifdef __APPLE__ /* its condition variables support no other clock */
 #define CLOCK CLOCK_REALTIME
 #else
 #define CLOCK CLOCK_MONOTONIC
 #endif
 
-enum { NOT_READY = 600, TO_DEVICE = 1, NO_ROOM = -2, ENDED = -1, GLANCE = 30000 /* nanoseconds */ };
+enum { NOT_READY = 600, TO_DEVICE = 1, NO_ROOM = -2, ENDED = -1, POLL = 30000 /* nanoseconds */ };
 
-/* Of the CUDA runtime, but for the last, which is the driver's; each returns 0 if it went well. */
+/* Functions of the CUDA runtime, and of the driver (launch). Each returns 0 on success. */
 typedef struct {
     int (*set_device)(int device);
     int (*copy)(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
@@ -34,69 +34,69 @@ typedef struct {
                   unsigned block_z, unsigned shared, void *stream, void **arguments, void **more);
 } Calls;
 
-/* A run of pages, and where the layers that belong there lie, one behind the other. */
+/* A run of target pages, and the address of the first layer; layers are contiguous. */
 typedef struct {
     int64_t first_page, num_pages;
     char *address;
     int32_t packed;
-    int32_t wanted; /* with the lock held */
+    int32_t active; /* guarded by the lock */
 } Document;
 
 typedef struct {
     int64_t first_layer, num_layers, first_document, num_documents;
-} Parcel;
+} Batch;
 
-typedef struct Order {
+typedef struct Transfer {
     Document *documents;
-    const Parcel *parcels;
-    void **events;           /* of each parcel: when it is there */
-    void *fence;             /* what comes before anything is written, or NULL */
-    int64_t num_parcels;
-    int64_t at_once;         /* bytes that are asked for without looking at the device */
-    int64_t ahead;           /* parcels that may be on their way when the next is asked for */
-    _Atomic int64_t asked;   /* parcels */
-    _Atomic int64_t failed;  /* what the device said, 0 for nothing */
-    _Atomic int64_t ended;   /* no more is asked for; from then on it is not looked at any more */
-    int64_t bytes;           /* of what was asked for and wanted */
-    int64_t passed;          /* by all of it, wanted or not */
-    int64_t come;            /* parcels that are known to be there */
-    int64_t needed;          /* the last layer that somebody waited for */
-    int64_t fenced;          /* whether the stream of copies has waited for the fence */
-    struct Order *next;
-} Order;
+    const Batch *batches;
+    void **events;             /* arrival of each batch */
+    void *fence;               /* precedes all writes, or NULL */
+    int64_t num_batches;
+    int64_t immediate;         /* bytes submitted without polling the device */
+    int64_t in_flight;         /* batches that may be in flight when the next is submitted */
+    _Atomic int64_t submitted; /* batches */
+    _Atomic int64_t error;     /* of the device, 0 for none */
+    _Atomic int64_t finished;  /* the thread reads the transfer no more */
+    int64_t active_bytes;      /* submitted */
+    int64_t all_bytes;         /* submitted or dropped */
+    int64_t arrived;           /* batches known to have arrived */
+    int64_t needed_layer;      /* the last layer that a caller waited for */
+    int64_t fenced;            /* whether the copy stream waits for the fence */
+    struct Transfer *next;
+} Transfer;
 
-/* A stretch of the ring, and when it is unpacked. */
+/* A region of the ring, and the event of its unpacking. */
 typedef struct {
-    int64_t begin, end;
+    int64_t start, end;
     void *event;
-} Stretch;
+} Region;
 
 typedef struct {
-    /* given */
+    /* setup */
     Calls calls;
     int64_t device;
-    void *copies, *unpacking; /* streams */
+    void *copy_stream, *unpack_stream;
     char *pages;
-    int64_t page, plane, pool_pages;  /* bytes of a page's K, and from K to V; how many pages */
+    int64_t page, plane, pool_pages; /* bytes of a page's K, bytes from K to V, number of pages */
     char *ring;
     int64_t ring_bytes, packed_page, alignment;
     void *kernel;
-    int64_t blocks, threads, shared;  /* programs a packed page's K, and what each has */
-    void *ready;                      /* an event */
-    Stretch *stretches;
-    int64_t num_stretches;
-    /* its own */
-    int64_t next, oldest, used;       /* where the ring goes on; which stretches are in use */
+    int64_t blocks, threads, shared; /* thread blocks per packed page's K, and the size of each */
+    void *copied;                    /* event */
+    Region *regions;
+    int64_t num_regions;
+    /* state */
+    int64_t next, oldest, used; /* the next ring offset; the regions in use */
     pthread_mutex_t lock;
-    pthread_cond_t called, told;
+    pthread_cond_t work, progress;
     pthread_t thread;
-    Order *orders;
+    Transfer *transfers;
     int stopped;
-} Courier;
+} Engine;
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static struct timespec after(int64_t nanoseconds) {
+static struct timespec deadline(int64_t nanoseconds) {
     struct timespec t;
     clock_gettime(CLOCK, &t);
     nanoseconds += t.tv_nsec;
@@ -105,82 +105,81 @@ static struct timespec after(int64_t nanoseconds) {
     return t;
 }
 
-static int write_run(Courier *c, const Document *one, const Parcel *parcel) {
-    int64_t width = one->num_pages * c->page;
-    return c->calls.copy(c->pages + 2 * parcel->first_layer * c->plane + one->first_page * c->page, (size_t)c->plane,
-                         one->address + 2 * parcel->first_layer * width, (size_t)width, (size_t)width,
-                         (size_t)(2 * parcel->num_layers), TO_DEVICE, c->copies);
+static int copy_plain(Engine *e, const Document *document, const Batch *batch) {
+    int64_t width = document->num_pages * e->page;
+    return e->calls.copy(e->pages + 2 * batch->first_layer * e->plane + document->first_page * e->page,
+                         (size_t)e->plane, document->address + 2 * batch->first_layer * width, (size_t)width,
+                         (size_t)width, (size_t)(2 * batch->num_layers), TO_DEVICE, e->copy_stream);
 }
 
-/* The next `size` bytes of the ring, which the stream of copies may write to from now on. Stretches are
-   unpacked in their order, so of those in the way the last is waited for. */
-static int take(Courier *c, int64_t size, Stretch **taken) {
-    int64_t begin = c->next + size <= c->ring_bytes ? c->next : 0;
-    int64_t end = least(c->ring_bytes, begin + (size + c->alignment - 1) / c->alignment * c->alignment);
-    int64_t going = c->used == c->num_stretches;
-    if (size > c->ring_bytes) return NO_ROOM;
-    for (int64_t n = 0; n < c->used; n++) {
-        Stretch *other = &c->stretches[(c->oldest + n) % c->num_stretches];
-        if (other->begin < end && begin < other->end) going = n + 1;
+/* Allocates `size` bytes of the ring and has the copy stream wait until they are unpacked. Regions are unpacked
+   in order, so the last overlapping region covers the others. */
+static int allocate(Engine *e, int64_t size, Region **region) {
+    int64_t start = e->next + size <= e->ring_bytes ? e->next : 0;
+    int64_t end = min_of(e->ring_bytes, start + (size + e->alignment - 1) / e->alignment * e->alignment);
+    int64_t reused = e->used == e->num_regions;
+    if (size > e->ring_bytes) return NO_ROOM;
+    for (int64_t n = 0; n < e->used; n++) {
+        Region *other = &e->regions[(e->oldest + n) % e->num_regions];
+        if (other->start < end && start < other->end) reused = n + 1;
     }
-    if (going) {
-        Stretch *last = &c->stretches[(c->oldest + going - 1) % c->num_stretches];
-        int error = c->calls.wait(c->copies, last->event, 0);
+    if (reused) {
+        Region *last = &e->regions[(e->oldest + reused - 1) % e->num_regions];
+        int error = e->calls.wait(e->copy_stream, last->event, 0);
         if (error) return error;
-        c->oldest = (c->oldest + going) % c->num_stretches;
-        c->used -= going;
+        e->oldest = (e->oldest + reused) % e->num_regions;
+        e->used -= reused;
     }
-    *taken = &c->stretches[(c->oldest + c->used) % c->num_stretches];
-    c->used++;
-    (*taken)->begin = begin;
-    (*taken)->end = end;
-    c->next = end;
+    *region = &e->regions[(e->oldest + e->used) % e->num_regions];
+    e->used++;
+    (*region)->start = start;
+    (*region)->end = end;
+    e->next = end;
     return 0;
 }
 
-static int unpack(Courier *c, char *from, int64_t page, int64_t num_pages, const Parcel *parcel) {
-    int32_t first_page = (int32_t)page, first_layer = (int32_t)parcel->first_layer;
-    int32_t pool_pages = (int32_t)c->pool_pages;
-    void *nothing = NULL;
-    /* packed, its words, no list of pages; what stands behind is for versions of the compiler that ask for
-       memory of their own, of which this kernel needs none */
-    void *arguments[] = {&from,        &from,       &from,    &c->pages, &first_page,
-                         &first_layer, &pool_pages, &nothing, &nothing,  &nothing};
-    return c->calls.launch(c->kernel, (unsigned)(num_pages * c->blocks), (unsigned)(2 * parcel->num_layers), 1,
-                           (unsigned)c->threads, 1, 1, (unsigned)c->shared, c->unpacking, arguments, NULL);
+static int unpack(Engine *e, char *from, int64_t page, int64_t num_pages, const Batch *batch) {
+    int32_t first_page = (int32_t)page, first_layer = (int32_t)batch->first_layer;
+    int32_t pool_pages = (int32_t)e->pool_pages;
+    void *null = NULL;
+    /* packed bytes, the same as words, no page list; the last are scratch pointers of newer compilers, unused */
+    void *arguments[] = {&from,        &from,       &from, &e->pages, &first_page,
+                         &first_layer, &pool_pages, &null, &null,     &null};
+    return e->calls.launch(e->kernel, (unsigned)(num_pages * e->blocks), (unsigned)(2 * batch->num_layers), 1,
+                           (unsigned)e->threads, 1, 1, (unsigned)e->shared, e->unpack_stream, arguments, NULL);
 }
 
-/* Documents whose pages are one run, in its order. */
-static int write_packed(Courier *c, Document **run, int64_t count, const Parcel *parcel) {
+/* Copies and unpacks documents whose pages form one run, in page order. */
+static int copy_packed(Engine *e, Document **run, int64_t count, const Batch *batch) {
     int64_t first = run[0]->first_page, last = run[count - 1]->first_page + run[count - 1]->num_pages;
-    int64_t pitch = (last - first) * c->packed_page, planes = 2 * parcel->num_layers;
-    Stretch *taken;
-    int error = take(c, planes * pitch, &taken);
+    int64_t pitch = (last - first) * e->packed_page, planes = 2 * batch->num_layers;
+    Region *region;
+    int error = allocate(e, planes * pitch, &region);
     if (error) return error;
-    char *at = c->ring + taken->begin;
+    char *target = e->ring + region->start;
     for (int64_t n = 0; n < count && !error; n++) {
-        int64_t width = run[n]->num_pages * c->packed_page;
-        error = c->calls.copy(at + (run[n]->first_page - first) * c->packed_page, (size_t)pitch,
-                              run[n]->address + 2 * parcel->first_layer * width, (size_t)width, (size_t)width,
-                              (size_t)planes, TO_DEVICE, c->copies);
+        int64_t width = run[n]->num_pages * e->packed_page;
+        error = e->calls.copy(target + (run[n]->first_page - first) * e->packed_page, (size_t)pitch,
+                              run[n]->address + 2 * batch->first_layer * width, (size_t)width, (size_t)width,
+                              (size_t)planes, TO_DEVICE, e->copy_stream);
     }
-    if (!error) error = c->calls.record(c->ready, c->copies);
-    if (!error) error = c->calls.wait(c->unpacking, c->ready, 0);
-    if (!error) error = unpack(c, at, first, last - first, parcel);
-    /* also of what went wrong: the stretch is free behind it */
-    int end = c->calls.record(taken->event, c->unpacking);
-    return error ? error : end;
+    if (!error) error = e->calls.record(e->copied, e->copy_stream);
+    if (!error) error = e->calls.wait(e->unpack_stream, e->copied, 0);
+    if (!error) error = unpack(e, target, first, last - first, batch);
+    /* after an error too, because the event frees the region */
+    int record_error = e->calls.record(region->event, e->unpack_stream);
+    return error ? error : record_error;
 }
 
-/* How many of `count` packed documents, by their pages, go through the ring together. */
-static int64_t together(const Courier *c, Document **packed, int64_t count, const Parcel *parcel) {
+/* The number of packed documents, sorted by page, that share one region. */
+static int64_t group_size(const Engine *e, Document **packed, int64_t count, const Batch *batch) {
     int64_t n = 1;
     for (; n < count; n++) {
         int64_t stop = packed[n]->first_page + packed[n]->num_pages;
-        int64_t size = 2 * parcel->num_layers * (stop - packed[0]->first_page) * c->packed_page;
-        int neighbours = packed[n - 1]->first_page + packed[n - 1]->num_pages == packed[n]->first_page;
-        /* two at a time are in the ring: one is copied, one unpacked */
-        if (!neighbours || 2 * size > c->ring_bytes) break;
+        int64_t size = 2 * batch->num_layers * (stop - packed[0]->first_page) * e->packed_page;
+        int adjacent = packed[n - 1]->first_page + packed[n - 1]->num_pages == packed[n]->first_page;
+        /* the ring holds two regions: one is copied while the other is unpacked */
+        if (!adjacent || 2 * size > e->ring_bytes) break;
     }
     return n;
 }
@@ -190,158 +189,161 @@ static int by_page(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Ask for a parcel of an order: plain documents first, since what is unpacked is behind all copies. */
-static int send(Courier *c, Order *order, const Parcel *parcel) {
-    int64_t packed = 0, layers = parcel->num_layers;
-    Document *found[parcel->num_documents];
+/* Submits one batch. Plain documents go first, because unpacking follows all copies. */
+static int submit_batch(Engine *e, Transfer *transfer, const Batch *batch) {
+    int64_t num_packed = 0, layers = batch->num_layers;
+    Document *packed[batch->num_documents];
     int error = 0;
-    if (order->asked == 0 && order->fence) error = c->calls.wait(c->unpacking, order->fence, 0);
-    for (int64_t n = 0; n < parcel->num_documents && !error; n++) {
-        Document *one = &order->documents[parcel->first_document + n];
-        int64_t bytes = 2 * layers * one->num_pages * (one->packed ? c->packed_page : c->page);
-        order->passed += bytes;
-        if (!one->wanted) continue;
-        order->bytes += bytes;
-        if (one->packed) {
-            found[packed++] = one;
+    if (transfer->submitted == 0 && transfer->fence) error = e->calls.wait(e->unpack_stream, transfer->fence, 0);
+    for (int64_t n = 0; n < batch->num_documents && !error; n++) {
+        Document *document = &transfer->documents[batch->first_document + n];
+        int64_t bytes = 2 * layers * document->num_pages * (document->packed ? e->packed_page : e->page);
+        transfer->all_bytes += bytes;
+        if (!document->active) continue;
+        transfer->active_bytes += bytes;
+        if (document->packed) {
+            packed[num_packed++] = document;
             continue;
         }
-        /* the first plain document may be in any parcel: those before it may be packed or not wanted */
-        if (order->fence && !order->fenced) error = c->calls.wait(c->copies, order->fence, 0);
-        order->fenced = 1;
-        if (!error) error = write_run(c, one, parcel);
+        /* the first plain document may be in any batch, so the flag is per transfer */
+        if (transfer->fence && !transfer->fenced) error = e->calls.wait(e->copy_stream, transfer->fence, 0);
+        transfer->fenced = 1;
+        if (!error) error = copy_plain(e, document, batch);
     }
-    qsort(found, (size_t)packed, sizeof(*found), by_page);
-    for (int64_t n = 0, count; n < packed && !error; n += count) {
-        count = together(c, found + n, packed - n, parcel);
-        error = write_packed(c, found + n, count, parcel);
+    qsort(packed, (size_t)num_packed, sizeof(*packed), by_page);
+    for (int64_t n = 0, count; n < num_packed && !error; n += count) {
+        count = group_size(e, packed + n, num_packed - n, batch);
+        error = copy_packed(e, packed + n, count, batch);
     }
-    if (!error && !packed) {
-        /* the events of an order come one behind the other */
-        error = c->calls.record(c->ready, c->copies);
-        if (!error) error = c->calls.wait(c->unpacking, c->ready, 0);
+    if (!error && !num_packed) {
+        /* all events are on the unpack stream, so that they complete in order */
+        error = e->calls.record(e->copied, e->copy_stream);
+        if (!error) error = e->calls.wait(e->unpack_stream, e->copied, 0);
     }
-    return error ? error : c->calls.record(order->events[order->asked], c->unpacking);
+    return error ? error : e->calls.record(transfer->events[transfer->submitted], e->unpack_stream);
 }
 
-/* Whether the next parcel of an order is to be asked for now. */
-static int is_due(Courier *c, Order *order) {
-    const Parcel *parcel = &order->parcels[order->asked];
-    if (order->passed < order->at_once || parcel->first_layer <= order->needed) return 1;
-    int wanted = 0;
-    for (int64_t n = 0; n < parcel->num_documents; n++) wanted |= order->documents[parcel->first_document + n].wanted;
-    if (!wanted) return 1;
-    while (order->come < order->asked && c->calls.query(order->events[order->come]) != NOT_READY) order->come++;
-    return order->asked - order->come <= order->ahead;
+/* Whether the next batch of a transfer is due. */
+static int is_due(Engine *e, Transfer *transfer) {
+    const Batch *batch = &transfer->batches[transfer->submitted];
+    if (transfer->all_bytes < transfer->immediate || batch->first_layer <= transfer->needed_layer) return 1;
+    int active = 0;
+    for (int64_t n = 0; n < batch->num_documents; n++)
+        active |= transfer->documents[batch->first_document + n].active;
+    if (!active) return 1;
+    while (transfer->arrived < transfer->submitted &&
+           e->calls.query(transfer->events[transfer->arrived]) != NOT_READY)
+        transfer->arrived++;
+    return transfer->submitted - transfer->arrived <= transfer->in_flight;
 }
 
-/* Ask for a parcel of every order for which one is due; whether there was any. */
-static int ask(Courier *c) {
+/* Submits a batch of every transfer that has one due; returns whether any was. */
+static int submit_due(Engine *e) {
     int any = 0;
-    for (Order **at = &c->orders; *at;) {
-        Order *order = *at;
-        if (!is_due(c, order)) {
-            at = &order->next;
+    for (Transfer **link = &e->transfers; *link;) {
+        Transfer *transfer = *link;
+        if (!is_due(e, transfer)) {
+            link = &transfer->next;
             continue;
         }
-        order->failed = send(c, order, &order->parcels[order->asked]);
-        if (!order->failed) order->asked++;
-        int ends = order->failed || order->asked == order->num_parcels;
-        if (ends) *at = order->next;
-        else at = &order->next;
-        if (ends) atomic_store(&order->ended, 1);
-        pthread_cond_broadcast(&c->told);
+        transfer->error = submit_batch(e, transfer, &transfer->batches[transfer->submitted]);
+        if (!transfer->error) transfer->submitted++;
+        int finished = transfer->error || transfer->submitted == transfer->num_batches;
+        if (finished) *link = transfer->next;
+        else link = &transfer->next;
+        if (finished) atomic_store(&transfer->finished, 1);
+        pthread_cond_broadcast(&e->progress);
         any = 1;
     }
     return any;
 }
 
-static void *live(void *arg) {
-    Courier *c = arg;
-    c->calls.set_device((int)c->device);
-    pthread_mutex_lock(&c->lock);
-    while (!c->stopped) {
-        if (!c->orders) {
-            pthread_cond_wait(&c->called, &c->lock);
-        } else if (!ask(c)) {
-            struct timespec until = after(GLANCE);
-            pthread_cond_timedwait(&c->called, &c->lock, &until);
+static void *run(void *arg) {
+    Engine *e = arg;
+    e->calls.set_device((int)e->device);
+    pthread_mutex_lock(&e->lock);
+    while (!e->stopped) {
+        if (!e->transfers) {
+            pthread_cond_wait(&e->work, &e->lock);
+        } else if (!submit_due(e)) {
+            struct timespec until = deadline(POLL);
+            pthread_cond_timedwait(&e->work, &e->lock, &until);
         }
     }
-    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_unlock(&e->lock);
     return NULL;
 }
 
-int64_t looseleaf_courier_bytes(void) { return (int64_t)sizeof(Courier); }
+int64_t looseleaf_copy_engine_bytes(void) { return (int64_t)sizeof(Engine); }
 
-/* Begin with what is given, in memory that is all zeros and stays as long as anybody calls; 0 if the system
-   gives no thread. */
-int32_t looseleaf_begin_courier(Courier *c, const void *given) {
-    memcpy(c, given, offsetof(Courier, next));
+/* Starts the thread. `e` is zeroed memory that outlives all callers. Returns 0 if no thread can be started. */
+int32_t looseleaf_start_copy_engine(Engine *e, const void *setup) {
+    memcpy(e, setup, offsetof(Engine, next));
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
 #ifndef __APPLE__
     pthread_condattr_setclock(&monotonic, CLOCK);
 #endif
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->called, &monotonic);
-    pthread_cond_init(&c->told, &monotonic);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->work, &monotonic);
+    pthread_cond_init(&e->progress, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    return !pthread_create(&c->thread, NULL, live, c);
+    return !pthread_create(&e->thread, NULL, run, e);
 }
 
-/* What is not asked for yet never is. Others may still wait, and ask for what they get no more. */
-void looseleaf_end_courier(Courier *c) {
-    pthread_mutex_lock(&c->lock);
-    c->stopped = 1;
-    for (Order *order = c->orders, *next; order; order = next) {
-        next = order->next;
-        order->failed = ENDED;
-        atomic_store(&order->ended, 1);
+/* Ends the thread and fails all transfers that are not finished. Other threads may still wait and submit. */
+void looseleaf_end_copy_engine(Engine *e) {
+    pthread_mutex_lock(&e->lock);
+    e->stopped = 1;
+    for (Transfer *transfer = e->transfers, *next; transfer; transfer = next) {
+        next = transfer->next;
+        transfer->error = ENDED;
+        atomic_store(&transfer->finished, 1);
     }
-    c->orders = NULL;
-    pthread_cond_broadcast(&c->called);
-    pthread_cond_broadcast(&c->told);
-    pthread_mutex_unlock(&c->lock);
-    pthread_join(c->thread, NULL);
+    e->transfers = NULL;
+    pthread_cond_broadcast(&e->work);
+    pthread_cond_broadcast(&e->progress);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
 }
 
-/* Take an order on; what it points to stays until it has ended. */
-void looseleaf_order(Courier *c, Order *order) {
-    pthread_mutex_lock(&c->lock);
-    Order **last = &c->orders;
+/* Adds a transfer. Its memory stays valid until it is finished. */
+void looseleaf_submit(Engine *e, Transfer *transfer) {
+    pthread_mutex_lock(&e->lock);
+    Transfer **last = &e->transfers;
     while (*last) last = &(*last)->next;
-    order->next = NULL;
-    if (c->stopped) {
-        order->failed = ENDED;
-        order->ended = 1;
+    transfer->next = NULL;
+    if (e->stopped) {
+        transfer->error = ENDED;
+        transfer->finished = 1;
     } else {
-        *last = order;
+        *last = transfer;
     }
-    pthread_mutex_unlock(&c->lock);
-    /* behind the lock: who wakes wants it */
-    pthread_cond_signal(&c->called);
+    pthread_mutex_unlock(&e->lock);
+    /* after the unlock, because the awakened thread takes the lock */
+    pthread_cond_signal(&e->work);
 }
 
-/* Wait until a parcel is asked for or the order has ended, for `nanoseconds` at most, and have those up to
-   `layer` not wait for the device; whether it is asked for. */
-int32_t looseleaf_await(Courier *c, Order *order, int64_t parcel, int64_t layer, int64_t nanoseconds) {
-    struct timespec until = after(nanoseconds);
-    pthread_mutex_lock(&c->lock);
-    if (order->needed < layer) {
-        order->needed = layer;
-        pthread_cond_signal(&c->called);
+/* Waits up to `nanoseconds` until a batch is submitted or the transfer is finished. Batches up to `layer` no
+   longer wait for the device. Returns whether the batch is submitted. */
+int32_t looseleaf_await(Engine *e, Transfer *transfer, int64_t batch, int64_t layer, int64_t nanoseconds) {
+    struct timespec until = deadline(nanoseconds);
+    pthread_mutex_lock(&e->lock);
+    if (transfer->needed_layer < layer) {
+        transfer->needed_layer = layer;
+        pthread_cond_signal(&e->work);
     }
-    while (order->asked <= parcel && !order->ended && !pthread_cond_timedwait(&c->told, &c->lock, &until)) {}
-    int32_t asked = order->asked > parcel;
-    pthread_mutex_unlock(&c->lock);
-    return asked;
+    while (transfer->submitted <= batch && !transfer->finished &&
+           !pthread_cond_timedwait(&e->progress, &e->lock, &until)) {}
+    int32_t submitted = transfer->submitted > batch;
+    pthread_mutex_unlock(&e->lock);
+    return submitted;
 }
 
-/* No more of a document is asked for. */
-void looseleaf_drop(Courier *c, Document *one) {
-    pthread_mutex_lock(&c->lock);
-    one->wanted = 0;
-    pthread_cond_signal(&c->called);
-    pthread_mutex_unlock(&c->lock);
+/* Submits no more of a document. */
+void looseleaf_drop(Engine *e, Document *document) {
+    pthread_mutex_lock(&e->lock);
+    document->active = 0;
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
 }

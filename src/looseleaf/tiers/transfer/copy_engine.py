@@ -1,11 +1,9 @@
-"""Who asks for copies from pinned memory to a GPU's pages: a thread in C.
+"""Submits copies from pinned host memory to GPU pages on a thread in C.
 
-A copy costs its asking, some microseconds, and Python's lock: while a thread of Python asks for the
-copies of a request, none can plan its step. So an `Order` is handed over in one call, and
-`copy_engine.c` asks for its parcels. What is packed (`looseleaf.ops.packed_pages`) goes through a
-ring of memory on the device: bytes are copied as they are on one stream and unpacked on another, so
-one hides behind the other. Of a link that gives 50 GB/s and a memory that gives 4,000 the unpacking
-takes little."""
+A Python thread would hold the interpreter for each submission and so delay the planning of a step.
+Here `CopyEngine.submit` passes a whole `Transfer` in one call; `copy_engine.c` submits its batches.
+Packed bytes (`looseleaf.ops.packed_pages`) pass through a ring buffer on the device. The copy
+stream fills it and the unpack stream empties it, so copies and unpacking overlap."""
 
 import ctypes
 import logging
@@ -23,17 +21,17 @@ from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.native.native_build import load_library
 from looseleaf.ops.packed_pages import BLOCK_BYTES, blocks_of
-from looseleaf.tiers.transfer.copy_batches import Parcels
+from looseleaf.tiers.transfer.copy_batches import CopySchedule
 
 if TYPE_CHECKING:
     from looseleaf.ops.packed_pages.kernel import Unpacker
 
 ALIGNMENT = 512
-"""At what bytes stretches of a ring begin."""
+"""Alignment of ring regions in bytes."""
 
-# what is asked for at once is half of it
+# twice the immediate bytes of a schedule
 _RING_BYTES = 160 << 20
-_STRETCHES = 64
+_NUM_REGIONS = 64
 _CALLS = (
     "cudaSetDevice",
     "cudaMemcpy2DAsync",
@@ -52,36 +50,35 @@ _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 Calls = _structure(
     "Calls", **dict.fromkeys(("set_device", "copy", "record", "wait", "query", "launch"), _POINTER)
 )
-"""Addresses of the calls that `copy_engine.c` makes of a device."""
+"""Addresses of the device functions that `copy_engine.c` calls."""
 _Document = _structure(
-    "_Document", first_page=_LONG, num_pages=_LONG, address=_POINTER, packed=_INT, wanted=_INT
+    "_Document", first_page=_LONG, num_pages=_LONG, address=_POINTER, packed=_INT, active=_INT
 )
-_Order = _structure(
-    "_Order", documents=_POINTER, parcels=_POINTER, events=_POINTER, fence=_POINTER,
-    num_parcels=_LONG, at_once=_LONG, ahead=_LONG, asked=_LONG, failed=_LONG, ended=_LONG,
-    bytes=_LONG, passed=_LONG, come=_LONG, needed=_LONG,
+_Transfer = _structure(
+    "_Transfer", documents=_POINTER, batches=_POINTER, events=_POINTER, fence=_POINTER,
+    num_batches=_LONG, immediate=_LONG, in_flight=_LONG, submitted=_LONG, error=_LONG,
+    finished=_LONG, active_bytes=_LONG, all_bytes=_LONG, arrived=_LONG, needed_layer=_LONG,
     fenced=_LONG, next=_POINTER,
 )  # fmt: skip
-_Stretch = _structure("_Stretch", begin=_LONG, end=_LONG, event=_POINTER)
-_Given = _structure(
-    "_Given", calls=Calls, device=_LONG, copies=_POINTER, unpacking=_POINTER, pages=_POINTER,
-    page=_LONG, plane=_LONG, pool_pages=_LONG, ring=_POINTER, ring_bytes=_LONG, packed_page=_LONG,
-    alignment=_LONG, kernel=_POINTER, blocks=_LONG, threads=_LONG, shared=_LONG, ready=_POINTER,
-    stretches=_POINTER, num_stretches=_LONG,
+_Region = _structure("_Region", start=_LONG, end=_LONG, event=_POINTER)
+_Setup = _structure(
+    "_Setup", calls=Calls, device=_LONG, copy_stream=_POINTER, unpack_stream=_POINTER,
+    pages=_POINTER, page=_LONG, plane=_LONG, pool_pages=_LONG, ring=_POINTER, ring_bytes=_LONG,
+    packed_page=_LONG, alignment=_LONG, kernel=_POINTER, blocks=_LONG, threads=_LONG, shared=_LONG,
+    copied=_POINTER, regions=_POINTER, num_regions=_LONG,
 )  # fmt: skip
 
 
 class Source(NamedTuple):
-    """A document that is to be written to a run of pages: the pinned address at which its first
-    layer lies, and whether it is packed."""
+    """A document in pinned memory: its target pages, its address, and whether it is packed."""
 
     pages: range
     address: int
     packed: bool
 
 
-class Handle(NamedTuple):
-    """A compiled kernel as the driver knows it; bytes of shared memory."""
+class KernelHandle(NamedTuple):
+    """A compiled kernel: driver function, threads per block, bytes of shared memory."""
 
     function: int
     threads: int
@@ -90,228 +87,224 @@ class Handle(NamedTuple):
 
 @dataclass(frozen=True)
 class Device:
-    """What a courier has of a device: its ``calls`` and its ``number``, two streams by their
-    handles, what makes events, which have one from the start, and, where pages can be packed,
-    the memory that packed bytes pass through, and the kernel that unpacks. ``owners`` are what the
-    handles belong to."""
+    """The device of a copy engine: functions, number, and two streams by their handles.
+
+    ``make_event`` returns recorded events. ``ring`` and ``kernel`` are set where pages can be
+    packed. ``owners`` keeps the objects of the handles alive."""
 
     calls: ctypes.Structure
     number: int
-    copies: int
-    unpacking: int
+    copy_stream: int
+    unpack_stream: int
     make_event: Callable[[], torch.cuda.Event]
     ring: Tensor | None = None
-    kernel: Handle | None = None
+    kernel: KernelHandle | None = None
     owners: tuple[Any, ...] = ()
 
 
-class Courier:
-    """The thread of one pool; it ends with this object."""
+class CopyEngine:
+    """The copy thread of one pool; it ends with this object."""
 
     def __init__(self, pool: PagePool, device: Device) -> None:
-        """Raises NativeUnavailable without a C compiler, or if the system gives no thread."""
+        """Raises NativeUnavailable without a C compiler, or if no thread can be started."""
         source = (
             resources.files("looseleaf.tiers.transfer")
             .joinpath("copy_engine.c")
             .read_text(encoding="utf-8")
         )
         library = load_library(source, ())
-        library.looseleaf_courier_bytes.restype = _LONG
-        library.looseleaf_begin_courier.argtypes = [_POINTER, _POINTER]
+        library.looseleaf_copy_engine_bytes.restype = _LONG
+        library.looseleaf_start_copy_engine.argtypes = [_POINTER, _POINTER]
         library.looseleaf_await.argtypes = [_POINTER, _POINTER, _LONG, _LONG, _LONG]
-        library.looseleaf_order.argtypes = library.looseleaf_drop.argtypes = [_POINTER, _POINTER]
+        library.looseleaf_submit.argtypes = library.looseleaf_drop.argtypes = [_POINTER, _POINTER]
         self.library, self.device = library, device
-        self._spare: list[torch.cuda.Event] = []
-        # the thread looks at them
-        self._open: set[Order] = set()
+        self._free_events: list[torch.cuda.Event] = []
+        # the C thread reads them
+        self._running: set[Transfer] = set()
         self._lock = threading.Lock()
-        given, needed = _given(pool, device)
-        # whoever waits when it ends still looks at it
-        self._memory = ctypes.create_string_buffer(library.looseleaf_courier_bytes())
+        setup, buffers = _make_setup(pool, device)
+        # waiting threads may still read it after the end
+        self._memory = ctypes.create_string_buffer(library.looseleaf_copy_engine_bytes())
         self.pointer = ctypes.addressof(self._memory)
-        if not library.looseleaf_begin_courier(self.pointer, ctypes.addressof(given)):
+        if not library.looseleaf_start_copy_engine(self.pointer, ctypes.addressof(setup)):
             raise NativeUnavailable("no thread for copies to a GPU: end other programs")
-        end, thread = library.looseleaf_end_courier, _POINTER(self.pointer)
-        # what it writes to must be there as long as the thread
-        kept = self._memory, pool, device, needed
-        self._end = weakref.finalize(self, lambda _: end(thread), kept)
+        end, thread = library.looseleaf_end_copy_engine, _POINTER(self.pointer)
+        # the thread writes to these until it ends
+        targets = self._memory, pool, device, buffers
+        self._end = weakref.finalize(self, lambda _: end(thread), targets)
 
     def end(self) -> None:
-        """End the thread; what is not asked for yet never is."""
+        """Ends the thread; transfers that are not finished fail."""
         self._end()
 
-    def order(
-        self, sources: Sequence[Source], parcels: Parcels, fence: torch.cuda.Event | None
-    ) -> "Order":
-        """Have documents brought, once ``fence`` has come."""
-        order = Order(self, sources, parcels, fence)
+    def submit(
+        self, sources: Sequence[Source], schedule: CopySchedule, fence: torch.cuda.Event | None
+    ) -> "Transfer":
+        """Starts a transfer that writes to pages only after ``fence``."""
+        transfer = Transfer(self, sources, schedule, fence)
         with self._lock:
-            self._open.add(order)
-        order.begin()
-        return order
+            self._running.add(transfer)
+        transfer.start()
+        return transfer
 
     def events(self, count: int) -> list[torch.cuda.Event]:
-        """Events that nobody else has until they are given back: to make one takes longer than to
-        ask for a copy."""
+        """Events for one transfer; `close` recycles them, because creation is slow."""
         with self._lock:
-            taken, self._spare = self._spare[:count], self._spare[count:]
-        return taken + [self.device.make_event() for _ in range(count - len(taken))]
+            events, self._free_events = self._free_events[:count], self._free_events[count:]
+        return events + [self.device.make_event() for _ in range(count - len(events))]
 
-    def close(self, order: "Order", events: Sequence[torch.cuda.Event]) -> None:
-        """All of an order is there, and its events are free."""
+    def close(self, transfer: "Transfer", events: Sequence[torch.cuda.Event]) -> None:
+        """Forgets a transfer that has arrived and recycles its events."""
         with self._lock:
-            self._open.discard(order)
-            self._spare += events
+            self._running.discard(transfer)
+            self._free_events += events
 
 
-class Order:
-    """Documents on their way, by their numbers. Any thread may ask."""
+class Transfer:
+    """Documents in flight to a GPU, by their numbers. Thread-safe."""
 
     def __init__(
         self,
-        courier: Courier,
+        engine: CopyEngine,
         sources: Sequence[Source],
-        parcels: Parcels,
+        schedule: CopySchedule,
         fence: torch.cuda.Event | None,
     ) -> None:
-        self._courier, self.parcels, self._fence = courier, parcels, fence
+        self._engine, self.schedule, self._fence = engine, schedule, fence
         self._documents = (_Document * len(sources))(
             *(_Document(s.pages.start, len(s.pages), s.address, s.packed, True) for s in sources)
         )
-        count = len(parcels.every)
-        self._events = courier.events(count)
-        handles = (ctypes.c_void_p * count)(*(event.cuda_event for event in self._events))
-        portions = parcels.portions
-        self._order: Any = _Order(
+        count = len(schedule.batches)
+        self._events = engine.events(count)
+        self._handles = (ctypes.c_void_p * count)(*(event.cuda_event for event in self._events))
+        self._state: Any = _Transfer(
             documents=ctypes.addressof(self._documents),
-            parcels=parcels.array.ctypes.data,
-            events=ctypes.addressof(handles),
+            batches=schedule.array.ctypes.data,
+            events=ctypes.addressof(self._handles),
             fence=None if fence is None else fence.cuda_event,
-            num_parcels=count,
-            at_once=portions.at_once,
-            ahead=portions.ahead,
-            needed=-1,
+            num_batches=count,
+            immediate=schedule.limits.immediate,
+            in_flight=schedule.limits.in_flight,
+            needed_layer=-1,
         )
-        self._handles, self._address = handles, ctypes.addressof(self._order)
-        self._over = False
+        self._address = ctypes.addressof(self._state)
+        self._closed = False
 
-    def begin(self) -> None:
-        """Hand it over; `Courier.order` does so."""
-        courier = self._courier
-        courier.library.looseleaf_order(courier.pointer, self._address)
+    def start(self) -> None:
+        """Passes the transfer to the C thread; `CopyEngine.submit` calls it."""
+        self._engine.library.looseleaf_submit(self._engine.pointer, self._address)
 
     @property
-    def ended(self) -> bool:
-        """Whether all of it was asked for, or it has failed."""
-        return bool(self._order.ended)
+    def finished(self) -> bool:
+        """Whether all batches are submitted, or the transfer has failed."""
+        return bool(self._state.finished)
 
     @property
     def failed(self) -> bool:
-        """Whether the device refused some of it, or the courier is gone."""
-        return bool(self._order.failed)
+        """Whether the device refused a copy, or the engine has ended."""
+        return bool(self._state.error)
 
     @property
     def error(self) -> RuntimeError:
-        """What to say if it `failed`."""
-        return RuntimeError(f"documents were not copied to the GPU: error {self._order.failed}")
+        """The error of a `failed` transfer."""
+        return RuntimeError(f"documents were not copied to the GPU: error {self._state.error}")
 
     @property
     def num_bytes(self) -> int:
-        """Bytes asked for so far of what was wanted."""
-        return int(self._order.bytes)
+        """Submitted bytes of documents that were not dropped."""
+        return int(self._state.active_bytes)
 
     def num_layers(self, document: int) -> int:
-        """How many layers of a document were asked for."""
-        asked = self.parcels.every[: self._order.asked]
-        return sum(len(layers) for layers, documents in asked if document in documents)
+        """Submitted layers of a document."""
+        submitted = self.schedule.batches[: self._state.submitted]
+        return sum(len(layers) for layers, documents in submitted if document in documents)
 
     def event(self, document: int, layer: int) -> torch.cuda.Event | None:
-        """When a layer that was asked for is there, -1 for the last one so far; None for now."""
-        if self._over:
+        """The arrival of a submitted layer, -1 for the last submitted batch; None if arrived."""
+        if self._closed:
             return None
         if layer >= 0:
-            return self._events[self.parcels.numbers[document, layer]]
-        asked = int(self._order.asked)
-        return self._events[asked - 1] if asked else None
+            return self._events[self.schedule.batch_of[document, layer]]
+        submitted = int(self._state.submitted)
+        return self._events[submitted - 1] if submitted else None
 
     def wait(self, document: int, layer: int, seconds: float) -> bool:
-        """Wait until a layer is asked for, or no more is, for that long at most; whether it is."""
-        parcel = self.parcels.numbers[document, layer]
-        return bool(self._order.asked > parcel) or self._await(parcel, layer, seconds)
+        """Waits up to ``seconds`` until a layer is submitted; returns whether it is."""
+        batch = self.schedule.batch_of[document, layer]
+        return bool(self._state.submitted > batch) or self._await(batch, layer, seconds)
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Wait until all of it was asked for, or it has failed, for that long at most; whether it
-        has."""
-        return self.ended or self._await(self._order.num_parcels - 1, -1, seconds) or self.ended
+        """Waits up to ``seconds`` until the transfer is `finished`; returns whether it is."""
+        last = self._state.num_batches - 1
+        return self.finished or self._await(last, -1, seconds) or self.finished
 
     def drop(self, document: int) -> None:
-        """Ask for no more of a document."""
-        library, size = self._courier.library, ctypes.sizeof(_Document)
+        """Submits no more layers of a document."""
+        library, size = self._engine.library, ctypes.sizeof(_Document)
         address = ctypes.addressof(self._documents) + document * size
-        library.looseleaf_drop(self._courier.pointer, address)
+        library.looseleaf_drop(self._engine.pointer, address)
 
     def close(self) -> None:
-        """All that was asked for is there."""
-        assert self.ended, "what is under way can't be closed"
-        if not self._over:
-            self._over = True
-            self._courier.close(self, self._events)
+        """Recycles the events of a transfer that has arrived."""
+        assert self.finished, "a running transfer can't be closed"
+        if not self._closed:
+            self._closed = True
+            self._engine.close(self, self._events)
 
-    def _await(self, parcel: int, layer: int, seconds: float) -> bool:
-        courier, nanoseconds = self._courier, int(1e9 * seconds)
-        wait = courier.library.looseleaf_await
-        return bool(wait(courier.pointer, self._address, parcel, layer, nanoseconds))
+    def _await(self, batch: int, layer: int, seconds: float) -> bool:
+        engine, nanoseconds = self._engine, int(1e9 * seconds)
+        wait = engine.library.looseleaf_await
+        return bool(wait(engine.pointer, self._address, batch, layer, nanoseconds))
 
 
 def make_ring(unpacker: "Unpacker") -> Tensor:
-    """Memory for packed bytes on their way to a pool."""
+    """A device buffer for packed bytes."""
     size = -(-min(_RING_BYTES, unpacker.pool_bytes) // ALIGNMENT) * ALIGNMENT
     return torch.empty(size, dtype=torch.uint8, device=unpacker.device)
 
 
 def cuda_device(
-    device: torch.device, copies: torch.cuda.Stream, unpacker: "Unpacker | None"
+    device: torch.device, copy_stream: torch.cuda.Stream, unpacker: "Unpacker | None"
 ) -> Device | None:
-    """The GPU of a pool, whose bytes come on the stream ``copies``, and what unpacks its pages;
-    None where the runtime that PyTorch has loaded is not to be found."""
+    """The GPU of a pool; None if PyTorch's CUDA runtime library can't be loaded."""
     major = (torch.version.cuda or "").split(".")[0]
     try:
         runtime, driver = ctypes.CDLL(f"libcudart.so.{major}"), ctypes.CDLL("libcuda.so.1")
-        every = [getattr(runtime, name) for name in _CALLS]
-        calls = Calls(*(ctypes.cast(c, _POINTER) for c in (*every, driver.cuLaunchKernel)))
+        functions = [*(getattr(runtime, name) for name in _CALLS), driver.cuLaunchKernel]
+        calls = Calls(*(ctypes.cast(function, _POINTER) for function in functions))
     except (OSError, AttributeError) as error:
-        _log.warning("documents come to the GPU in more copies, and more slowly: %s", error)
+        _log.warning("documents are copied to the GPU layer by layer, more slowly: %s", error)
         return None
-    unpacking = torch.cuda.Stream(device, priority=-1)
+    unpack_stream = torch.cuda.Stream(device, priority=-1)
 
     def make_event() -> torch.cuda.Event:
         event = torch.cuda.Event()
-        event.record(copies)
+        event.record(copy_stream)
         return event
 
     return Device(
         calls,
-        copies.device.index,
-        copies.cuda_stream,
-        unpacking.cuda_stream,
+        copy_stream.device.index,
+        copy_stream.cuda_stream,
+        unpack_stream.cuda_stream,
         make_event,
         None if unpacker is None else make_ring(unpacker),
-        None if unpacker is None else Handle(*unpacker.handle),
-        (copies, unpacking, runtime, driver, unpacker),
+        None if unpacker is None else KernelHandle(*unpacker.handle),
+        (copy_stream, unpack_stream, runtime, driver, unpacker),
     )
 
 
-def _given(pool: PagePool, device: Device) -> tuple[ctypes.Structure, tuple[Any, ...]]:
-    """What a thread is begun with, and what must be there as long as it is."""
+def _make_setup(pool: PagePool, device: Device) -> tuple[ctypes.Structure, tuple[Any, ...]]:
+    """The setup of a thread, and the buffers that must outlive the thread."""
     page = pool.kv[0, 0, 0].numel() * pool.kv.itemsize
-    ready, ends = device.make_event(), [device.make_event() for _ in range(_STRETCHES)]
-    stretches = (_Stretch * _STRETCHES)(*(_Stretch(0, 0, event.cuda_event) for event in ends))
-    blocks, kernel = blocks_of(pool.kv), device.kernel or Handle(0, 0, 0)
-    given = _Given(
+    copied, unpacked = device.make_event(), [device.make_event() for _ in range(_NUM_REGIONS)]
+    regions = (_Region * _NUM_REGIONS)(*(_Region(0, 0, event.cuda_event) for event in unpacked))
+    blocks, kernel = blocks_of(pool.kv), device.kernel or KernelHandle(0, 0, 0)
+    setup = _Setup(
         calls=device.calls,
         device=device.number,
-        copies=device.copies,
-        unpacking=device.unpacking,
+        copy_stream=device.copy_stream,
+        unpack_stream=device.unpack_stream,
         pages=pool.kv.data_ptr(),
         page=page,
         plane=pool.num_pages * page,
@@ -324,8 +317,8 @@ def _given(pool: PagePool, device: Device) -> tuple[ctypes.Structure, tuple[Any,
         blocks=blocks,
         threads=kernel.threads,
         shared=kernel.shared,
-        ready=ready.cuda_event,
-        stretches=ctypes.addressof(stretches),
-        num_stretches=_STRETCHES,
+        copied=copied.cuda_event,
+        regions=ctypes.addressof(regions),
+        num_regions=_NUM_REGIONS,
     )
-    return given, (ready, ends, stretches)
+    return setup, (copied, unpacked, regions)

@@ -1,7 +1,6 @@
-"""One segment on its way into pages: who waits for its layers, and what becomes of it.
+"""One segment that loads into pages: its state, its layers' arrival, and its cancellation.
 
-On a GPU a layer that was delivered is on its way, and an event says when it is there; the load has
-ended when the last of them has come."""
+On a GPU a delivered layer is in flight until its event. The load ends with the last event."""
 
 import math
 import threading
@@ -15,39 +14,38 @@ from torch import Tensor
 
 from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.stores.base import Record, TierFault
-from looseleaf.tiers.transfer.copy_engine import Order
+from looseleaf.tiers.transfer.copy_engine import Transfer
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
 
-_GLANCE_SECONDS = 2e-4
-# how long a pass waits for a layer before it asks whether something else is to be done
-_PATIENCE_SECONDS = 0.02
+_POLL_SECONDS = 2e-4
+# how often a waiting pass checks for other work
+_CHECK_SECONDS = 0.02
 
 LoadState = Literal["loading", "done", "failed", "cancelled"]
 
 
 class LoadFailed(Exception):
-    """A segment that a step waits for will not come: it has to be computed."""
+    """A segment that a step waits for failed to load and has to be computed."""
 
 
 class LoadPostponed(LoadFailed):
-    """A segment that a step waits for still comes, but something else is to be done meanwhile."""
+    """A segment still loads, but the engine has other work now."""
 
 
-class Line:
-    """Loads that a thread brings one after the other, and when it last showed a sign of life: those
-    behind a slow one wait, and have not failed."""
+class Heartbeat:
+    """The last progress of a loading thread, in seconds of `time.perf_counter`.
+
+    Loads that queue after a slow one have not failed while the thread makes progress."""
 
     def __init__(self) -> None:
-        self.moved = -math.inf
+        self.time = -math.inf
 
 
 class Load:
-    """One segment on its way into ``pages``. Only the engine's thread waits, cancels and settles.
+    """One segment that loads into ``pages``. Only the engine's thread waits, cancels and settles.
 
-    ``record`` is what is expected to be found, and what was found once that is known.
-
-    ``seconds`` is how long it took, once it ended, from ``queued`` on the clock
-    `time.perf_counter`."""
+    ``record`` is the expected record, replaced by the stored one after it is opened. ``seconds`` is
+    the duration since ``queued`` (`time.perf_counter`), None until the load ends."""
 
     def __init__(
         self,
@@ -58,8 +56,7 @@ class Load:
         timeout: float,
         fence: torch.cuda.Event | None,
     ) -> None:
-        """``fence`` is `PoolCopy.fence` now: rows of an earlier owner of the pages may not be
-        computed yet."""
+        """``fence`` is `PoolCopy.fence`: rows may still read the pages' previous content."""
         self.record = record
         self.pages = pages
         self.guard = guard
@@ -67,157 +64,155 @@ class Load:
         self.seconds: float | None = None
         self._copy = copy
         self._timeout = timeout
-        # who brings it, with what else
-        self.line = Line()
-        # whether a pass that waits for it should do something else
+        # of the thread that loads it
+        self.heartbeat = Heartbeat()
+        # whether a waiting pass should yield to other work
         self.hurry: Callable[[], bool] = _never
         self._state: LoadState = "loading"
         self._layers = 0
         self._events: list[torch.cuda.Event] = []
-        # whether that was a pass whose kernels are launched one by one, by a thread that needs the
-        # interpreter as those do that load
+        # whether a pass launches its kernels one by one, in a thread that competes for the
+        # interpreter
         self.launched = False
-        # how many threads load at the same time for the same request
-        self.hands = 1
+        # the number of threads that load for the same request
+        self.workers = 1
         self.fence = fence
-        # the order that brings it, and which of its documents it is, if it comes by copies
-        self._ordered: tuple[Order, int] | None = None
+        # the transfer and the document number, if the copy engine loads it
+        self._transfer: tuple[Transfer, int] | None = None
         self._changed = threading.Condition()
 
     @property
     def tier(self) -> str:
-        """The name of the tier that it comes from."""
+        """The name of the source tier."""
         return self.guard.name
 
     @property
     def state(self) -> LoadState:
-        """How far it is; a load without a sign of life for too long has failed."""
+        """The state; a load without progress within the timeout has failed."""
         with self._changed:
-            self._look()
+            self._refresh()
             self._expire()
             last, state = self.event(-1), self._state
-        on_its_way = state == "done" and last is not None and not last.query()
-        return "loading" if on_its_way else state
+        in_flight = state == "done" and last is not None and not last.query()
+        return "loading" if in_flight else state
 
     def sent_by(self, layer: int) -> torch.cuda.Event | None:
-        """Return when ``layer`` is sent to a GPU, with the event of its arrival, or there, with
-        None; raises LoadFailed, and LoadPostponed where there is no time to wait for it."""
-        if self._ordered is not None:
-            self._await_order(*self._ordered, layer)
+        """Waits until ``layer`` is delivered; returns its arrival event, None if it has arrived.
+
+        Raises LoadFailed, and LoadPostponed if the engine has other work."""
+        if self._transfer is not None:
+            self._await_transfer(*self._transfer, layer)
         with self._changed:
             while self._layers <= layer and self._state == "loading":
-                left = self._last_sign + self._timeout - time.perf_counter()
-                self._changed.wait(max(0.0, min(_PATIENCE_SECONDS, left)))
+                remaining = self._last_sign + self._timeout - time.perf_counter()
+                self._changed.wait(max(0.0, min(_CHECK_SECONDS, remaining)))
                 self._expire()
                 if self._layers <= layer and self._state == "loading" and self.hurry():
-                    raise LoadPostponed("a document comes too slowly to wait for it now")
+                    raise LoadPostponed("a document loads slowly, and the engine has other work")
             if self._layers <= layer:
                 raise LoadFailed(f"a document could not be loaded from the {self.tier} tier")
         return self.event(layer)
 
-    def _await_order(self, order: Order, document: int, layer: int) -> None:
-        """Wait until a layer of what is ordered is asked for, or no more is."""
+    def _await_transfer(self, transfer: Transfer, document: int, layer: int) -> None:
+        """Waits until a layer is submitted, or the transfer is finished."""
         if self._layers > layer:
             return
-        order.wait(document, layer, self._timeout)
+        transfer.wait(document, layer, self._timeout)
         with self._changed:
-            self._look()
+            self._refresh()
             if self._layers <= layer and self._state == "loading":
                 self._give_up()
 
     def beside_launches(self) -> None:
-        """A pass follows on a GPU whose kernels are launched one by one."""
+        """Marks that a pass launches its kernels one by one during this load."""
         self.launched = True
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Wait until it has ended or failed, for that long at most; whether it has."""
+        """Waits up to ``seconds`` for the end of the load; returns whether it ended."""
         end = time.perf_counter() + seconds
         with self._changed:
             self._changed.wait_for(lambda: self._state != "loading", seconds)
-        while (coming := self.state == "loading") and time.perf_counter() < end:
-            time.sleep(_GLANCE_SECONDS)
-        return not coming
+        while (is_loading := self.state == "loading") and time.perf_counter() < end:
+            time.sleep(_POLL_SECONDS)
+        return not is_loading
 
     def cancel(self) -> None:
-        """Nothing is written to the pages any more."""
+        """Ends the load; nothing is written to its pages later."""
         with self._changed:
-            self._look()
+            self._refresh()
             self._end("cancelled")
-            # one that had come or failed, and nobody had looked yet, is nobody's now
+            # replaces an end that no caller has seen
             self._state = "cancelled"
             self._drop()
         self.settle()
 
     def settle(self) -> None:
-        """On a GPU, what is launched next finds all that was written so far."""
+        """On a GPU, orders later kernels after all writes so far."""
         last = self.event(-1)
         if last is not None:
             torch.cuda.current_stream().wait_event(last)
 
-    # what follows is called by the loader's threads
+    # the loader threads call the methods below
 
     def deliver(self, first: int, content: UInt8[Tensor, "layers layer_bytes"]) -> bool:
-        """Bring layers from ``first`` on to the pool; False if nobody wants them any more."""
+        """Writes layers from ``first`` on to the pool; returns False if the load has ended."""
         with self._changed:
             if self._state != "loading":
                 return False
             event = self._copy.write_layers(self.record, first, self.pages, content, self.fence)
             if event is not None:
                 self._events += [event] * len(content)
-            self._send(self._layers + len(content))
+            self._advance(self._layers + len(content))
             return True
 
-    def follow(self, order: Order, document: int) -> None:
-        """It comes with an order, as that document of it."""
+    def attach(self, transfer: Transfer, document: int) -> None:
+        """Makes the load document number ``document`` of a transfer."""
         with self._changed:
-            self._ordered = order, document
+            self._transfer = transfer, document
 
-    def look(self) -> None:
-        """See how far the order is that it comes with."""
+    def refresh(self) -> None:
+        """Reads the progress of the transfer."""
         with self._changed:
-            self._look()
+            self._refresh()
 
     def fail(self) -> None:
-        """It will not come."""
         with self._changed:
             self._end("failed")
             self._drop()
 
-    def arrived(self) -> None:
-        """All that was delivered is there."""
+    def record_arrival(self) -> None:
+        """Corrects `seconds` after the last arrival event."""
         with self._changed:
-            if self._state == "done" and (self._events or self._ordered is not None):
+            if self._state == "done" and (self._events or self._transfer is not None):
                 self.seconds = time.perf_counter() - self.queued
 
     def event(self, layer: int) -> torch.cuda.Event | None:
-        """When a layer that was delivered has left the host's memory, -1 for the last one so far;
-        None for at once."""
-        if self._ordered is not None:
-            order, document = self._ordered
-            return order.event(document, layer)
+        """The arrival event of a delivered layer, -1 for the last one so far; None if arrived."""
+        if self._transfer is not None:
+            transfer, document = self._transfer
+            return transfer.event(document, layer)
         with self._changed:
             return self._events[layer] if self._events else None
 
-    def _look(self) -> None:
-        if self._ordered is None or self._state != "loading":
+    def _refresh(self) -> None:
+        if self._transfer is None or self._state != "loading":
             return
-        order, document = self._ordered
-        if (layers := order.num_layers(document)) > self._layers:
-            self._send(layers)
-        elif order.failed:
+        transfer, document = self._transfer
+        if (layers := transfer.num_layers(document)) > self._layers:
+            self._advance(layers)
+        elif transfer.failed:
             self._end("failed")
 
-    def _send(self, num_layers: int) -> None:
-        """So many layers are there, or on their way."""
-        self._layers, self.line.moved = num_layers, time.perf_counter()
+    def _advance(self, num_layers: int) -> None:
+        self._layers, self.heartbeat.time = num_layers, time.perf_counter()
         if num_layers == self.record.num_layers:
             self._end("done")
         self._changed.notify_all()
 
     def _drop(self) -> None:
-        if self._ordered is not None:
-            order, document = self._ordered
-            order.drop(document)
+        if self._transfer is not None:
+            transfer, document = self._transfer
+            transfer.drop(document)
 
     def _end(self, state: LoadState) -> None:
         if self._state == "loading":
@@ -227,7 +222,7 @@ class Load:
 
     @property
     def _last_sign(self) -> float:
-        return max(self.queued, self.line.moved)
+        return max(self.queued, self.heartbeat.time)
 
     def _expire(self) -> None:
         if self._state == "loading" and time.perf_counter() - self._last_sign >= self._timeout:
@@ -236,7 +231,7 @@ class Load:
     def _give_up(self) -> None:
         self._end("failed")
         self._drop()
-        self.guard.fail(TierFault("timeout", f"nothing came for {self._timeout:g} s"))
+        self.guard.fail(TierFault("timeout", f"no layer arrived for {self._timeout:g} s"))
 
 
 def _never() -> bool:

@@ -1,9 +1,8 @@
-"""Segments on their way from a tier into pages, layer by layer, in threads of their own.
+"""Threads that load segments from a tier into pages, layer by layer.
 
-The loads of one request go together: the first layer of all of them, then the second, so that a
-step can follow close behind. What is read is checked before it reaches the pool, so whoever has
-waited for a layer has the right one. A load that fails has harmed nothing: its pages are simply not
-filled, and nothing writes to them any more."""
+The loads of one request advance together: the first layer of all, then the second, so that a step
+can follow. Content is checked before it reaches the pool, so a layer that has arrived is correct. A
+failed load leaves its pages unfilled and writes nothing later."""
 
 import queue
 import threading
@@ -20,17 +19,17 @@ from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.stores.arena import Arena
 from looseleaf.tiers.stores.base import Reader, Record, Tier, TierFault
 from looseleaf.tiers.stores.host import HostReader, HostSlot, HostTier
-from looseleaf.tiers.transfer.copy_batches import parcels_of
-from looseleaf.tiers.transfer.copy_engine import Order, Source
-from looseleaf.tiers.transfer.load import Line, Load
+from looseleaf.tiers.transfer.copy_batches import make_schedule
+from looseleaf.tiers.transfer.copy_engine import Source, Transfer
+from looseleaf.tiers.transfer.load import Heartbeat, Load
 from looseleaf.tiers.transfer.pool_copy import PoolCopy
 
-_GLANCE_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 @dataclass(eq=False)
-class _Opened:
-    """A load with its reader, and where its layers pass through."""
+class _OpenLoad:
+    """A load with its reader and buffers."""
 
     load: Load
     reader: Reader
@@ -38,8 +37,8 @@ class _Opened:
     run: UInt8[Tensor, " bytes"] | None
     scratch: UInt8[Tensor, "buffers layer_bytes"]
 
-    def room(self, layer: int) -> UInt8[Tensor, " layer_bytes"]:
-        """Where a layer may be read to."""
+    def buffer(self, layer: int) -> UInt8[Tensor, " layer_bytes"]:
+        """The buffer of a layer, free once its previous layer has left."""
         if self.slot is not None:
             return self.slot.layers[layer]
         buffers = len(self.scratch)
@@ -50,21 +49,23 @@ class _Opened:
 
 
 @dataclass
-class _Copies:
-    """Loads from the host's memory to a GPU, from ``begun`` on: what is ``ordered``, and those
-    ``apart``, which are read behind it."""
+class _DeviceLoads:
+    """Loads from host memory to a GPU since ``start_time``: those of ``transfer``, and ``separate``
+    ones that are read afterwards."""
 
-    opened: list[_Opened]
-    apart: list[_Opened]
-    order: Order | None
-    begun: float
+    open_loads: list[_OpenLoad]
+    separate: list[_OpenLoad]
+    transfer: Transfer | None
+    start_time: float
 
 
 @dataclass(eq=False)
 class Loader:
-    """Threads that load from one tier. What comes from below the host's memory is kept there too,
-    if it is admitted; ``observe`` hears the bytes and the seconds of what was loaded, whether that
-    was beside a pass whose kernels were launched one by one, and how many threads loaded."""
+    """Threads that load from one tier.
+
+    Content from lower tiers is also stored in host memory, if admitted. ``observe`` receives the
+    bytes and seconds of a load, whether a pass launched its kernels one by one meanwhile, and the
+    worker count."""
 
     guard: Guard
     copy: PoolCopy
@@ -74,267 +75,280 @@ class Loader:
     observe: Callable[[int, float, bool, int], None]
     num_threads: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
-    _queues: list["queue.SimpleQueue[list[Load] | _Copies | None]"] = field(default_factory=list)
-    _lines: list[Line] = field(default_factory=list)
-    _held: list[_Copies] = field(default_factory=list)
+    _queues: list["queue.SimpleQueue[list[Load] | _DeviceLoads | None]"] = field(
+        default_factory=list
+    )
+    _heartbeats: list[Heartbeat] = field(default_factory=list)
+    _pending: list[_DeviceLoads] = field(default_factory=list)
     _closing: bool = False
-    # for what is read in place
-    _no_room: Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.uint8))
+    # for readers that return their own memory
+    _no_buffer: Tensor = field(default_factory=lambda: torch.empty((2, 0), dtype=torch.uint8))
 
-    def begin(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
-        """Load records into pages, all of them layer by layer together."""
+    def begin(self, targets: Sequence[tuple[Record, Sequence[int]]]) -> list[Load]:
+        """Starts loading records into pages, layer by layer together."""
         self._start()
-        about = self.copy, self.guard, self.timeout, self.copy.fence()
-        loads = [Load(record, pages, *about) for record, pages in wanted]
+        fence = self.copy.fence()
+        loads = [
+            Load(record, pages, self.copy, self.guard, self.timeout, fence)
+            for record, pages in targets
+        ]
         shares = self._shares([load.record.layer_bytes for load in loads])
-        hands = sum(map(bool, shares))
+        workers = sum(map(bool, shares))
         for load in loads:
-            load.hands = hands
-        for share, waiting, line in zip(shares, self._queues, self._lines, strict=True):
-            mine = [loads[n] for n in share]
-            for load in mine:
-                load.line = line
-            if mine and self._by_copies:
-                copies = self._begin_copies(mine)
-                # what is read apart only the thread brings
-                if copies.apart:
-                    waiting.put(copies)
+            load.workers = workers
+        for share, jobs, heartbeat in zip(shares, self._queues, self._heartbeats, strict=True):
+            own_loads = [loads[n] for n in share]
+            for load in own_loads:
+                load.heartbeat = heartbeat
+            if own_loads and self._uses_copy_engine:
+                copies = self._begin_copies(own_loads)
+                # only the thread reads separate loads
+                if copies.separate:
+                    jobs.put(copies)
                 else:
-                    self._held.append(copies)
-            elif mine:
-                waiting.put(mine)
+                    self._pending.append(copies)
+            elif own_loads:
+                jobs.put(own_loads)
         return loads
 
     def wake(self) -> None:
-        """Have the thread see to the end of what is ordered; to be called soon behind `begin`, when
-        what is urgent is launched: a thread that wakes takes the interpreter from the one that
-        plans."""
-        for copies in self._held:
+        """Wakes the thread that completes submitted transfers.
+
+        Called after the step is launched, because a waking thread competes with its planning for
+        the interpreter."""
+        for copies in self._pending:
             self._queues[0].put(copies)
-        self._held.clear()
+        self._pending.clear()
 
     def largest_share(self, num_bytes: Sequence[int]) -> tuple[int, int]:
-        """Of records of these sizes, how much comes one behind the other at most, and how many
-        threads bring some."""
+        """Bytes of the largest share of records of these sizes, and the number of shares."""
         shares = self._shares(num_bytes)
         most = max(sum(num_bytes[n] for n in share) for share in shares)
         return most, max(1, sum(map(bool, shares)))
 
     def _shares(self, sizes: Sequence[int]) -> list[list[int]]:
-        """Which of records of these sizes each thread brings."""
-        return _dealt(sizes, self.num_hands) + [[]] * (self.num_threads - self.num_hands)
+        """Record numbers for each thread."""
+        return _partition(sizes, self.num_workers) + [[]] * (self.num_threads - self.num_workers)
 
     @property
-    def num_hands(self) -> int:
-        """How many threads load at the same time."""
-        # from the host's memory to a GPU there is one way, and copies are only asked for
-        return 1 if self._by_copies else self.num_threads
+    def num_workers(self) -> int:
+        """The number of threads that load at the same time."""
+        # one link leads from host memory to a GPU, and submissions are cheap
+        return 1 if self._uses_copy_engine else self.num_threads
 
     @property
-    def _by_copies(self) -> bool:
+    def _uses_copy_engine(self) -> bool:
         return self.copy.on_gpu and isinstance(self.guard.tier, HostTier)
 
     def close(self) -> None:
-        """End the threads; what they are loading fails."""
+        """Ends the threads; running loads fail."""
         self._closing = True
         self.wake()
-        for waiting in self._queues:
-            waiting.put(None)
+        for jobs in self._queues:
+            jobs.put(None)
 
     def _start(self) -> None:
         for number in range(len(self._queues), self.num_threads):
-            waiting: queue.SimpleQueue[list[Load] | _Copies | None] = queue.SimpleQueue()
-            name, line = f"looseleaf-{self.guard.name}-{number}", Line()
-            work = partial(self._work, waiting, line)
+            jobs: queue.SimpleQueue[list[Load] | _DeviceLoads | None] = queue.SimpleQueue()
+            name, heartbeat = f"looseleaf-{self.guard.name}-{number}", Heartbeat()
+            work = partial(self._work, jobs, heartbeat)
             thread = threading.Thread(target=work, name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
-            self._queues.append(waiting)
-            self._lines.append(line)
+            self._queues.append(jobs)
+            self._heartbeats.append(heartbeat)
 
-    def _work(self, waiting: "queue.SimpleQueue[list[Load] | _Copies | None]", line: Line) -> None:
-        while (job := waiting.get()) is not None:
-            line.moved = time.perf_counter()
+    def _work(
+        self, jobs: "queue.SimpleQueue[list[Load] | _DeviceLoads | None]", heartbeat: Heartbeat
+    ) -> None:
+        while (job := jobs.get()) is not None:
+            heartbeat.time = time.perf_counter()
             try:
-                self._bring(job)
+                self._run(job)
             except Exception as error:
-                # whatever it is: a thread that ends would leave all later loads waiting
+                # a thread that ends would block all later loads
                 self.guard.fail(error)
-                loads = [o.load for o in job.opened] if isinstance(job, _Copies) else job
+                loads = (
+                    [item.load for item in job.open_loads] if isinstance(job, _DeviceLoads) else job
+                )
                 for load in loads:
                     load.fail()
 
-    def _bring(self, job: list[Load] | _Copies) -> None:
-        if isinstance(job, _Copies):
-            begun, opened = job.begun, job.opened
-            num_bytes = self._await(job) + self._read_all(job.apart)
+    def _run(self, job: list[Load] | _DeviceLoads) -> None:
+        if isinstance(job, _DeviceLoads):
+            start_time, open_loads = job.start_time, job.open_loads
+            num_bytes = self._wait_for_transfer(job) + self._read_all(job.separate)
         else:
-            begun = time.perf_counter()
-            # one by one: of a tier that fails the others may be there
-            opened = [one for load in job for one in self._open([load])]
-            num_bytes = self._read_all(opened)
-        for one in opened:
-            self._close(one)
-        if isinstance(job, _Copies) and job.order is not None:
-            job.order.close()
-        well = [one for one in opened if one.load.state == "done"]
-        if well:
-            seconds = time.perf_counter() - begun
+            start_time = time.perf_counter()
+            # one by one, because later records may be sound
+            open_loads = [item for load in job for item in self._open([load])]
+            num_bytes = self._read_all(open_loads)
+        for item in open_loads:
+            self._close(item)
+        if isinstance(job, _DeviceLoads) and job.transfer is not None:
+            job.transfer.close()
+        complete = [item for item in open_loads if item.load.state == "done"]
+        if complete:
+            seconds = time.perf_counter() - start_time
             counters = self.guard.counters
-            counters.loads += len(well)
+            counters.loads += len(complete)
             counters.bytes_read += num_bytes
             counters.seconds += seconds
-            self.guard.breaker.book(well=True)
-            launched = any(one.load.launched for one in well)
-            self.observe(num_bytes, seconds, launched, well[0].load.hands)
+            self.guard.breaker.record(well=True)
+            launched = any(item.load.launched for item in complete)
+            self.observe(num_bytes, seconds, launched, complete[0].load.workers)
 
-    def _open(self, loads: Sequence[Load]) -> list[_Opened]:
-        """Those of some loads whose records are there; the others have failed."""
-        wanted = [load for load in loads if not self._given_up(load)]
+    def _open(self, loads: Sequence[Load]) -> list[_OpenLoad]:
+        """Opens records; loads without a record fail."""
+        active = [load for load in loads if not self._is_abandoned(load)]
 
         def act(tier: Tier) -> list[Reader | TierFault | None]:
-            return [self._find(tier, load.record) for load in wanted]
+            return [self._find(tier, load.record) for load in active]
 
-        gone: list[Reader | TierFault | None] = [None] * len(wanted)
-        opened = []
-        for load, reader in zip(wanted, self.guard.call(act, gone, proof=False), strict=True):
+        missing: list[Reader | TierFault | None] = [None] * len(active)
+        open_loads = []
+        for load, reader in zip(active, self.guard.call(act, missing, proof=False), strict=True):
             if reader is None or isinstance(reader, TierFault):
                 if reader is not None:
                     self.guard.fail(reader)
                 load.fail()
             else:
-                opened.append(self._opened(load, reader))
-        return opened
+                open_loads.append(self._prepare(load, reader))
+        return open_loads
 
-    def _find(self, tier: Tier, wanted: Record) -> Reader | TierFault:
-        reader = tier.open(wanted.key)
+    def _find(self, tier: Tier, expected: Record) -> Reader | TierFault:
+        reader = tier.open(expected.key)
         if reader is None:
             return TierFault("missing", "the record is gone")
-        if not self._fits(reader.record, wanted):
+        if not self._fits(reader.record, expected):
             reader.close()
             return TierFault("unfit", "the record has another shape than the pool")
         return reader
 
-    def _opened(self, load: Load, reader: Reader) -> _Opened:
-        # it may be packed or not, whatever this pool does
+    def _prepare(self, load: Load, reader: Reader) -> _OpenLoad:
+        # the record may be packed even if this pool packs none
         load.record = reader.record
         if isinstance(reader, HostReader):
-            return _Opened(load, reader, None, None, self._no_room)
+            return _OpenLoad(load, reader, None, None, self._no_buffer)
         size, slot, run = load.record.layer_bytes, None, None
         if self.host is not None and self.guard.name != self.host.name:
             slot = self.host.reserve(reader.record)
         if slot is None:
-            run = self.staging.take(2 * size)
+            run = self.staging.allocate(2 * size)
         scratch = torch.empty(2 * size, dtype=torch.uint8) if run is None else run
-        return _Opened(load, reader, slot, run, scratch.view(2, size))
+        return _OpenLoad(load, reader, slot, run, scratch.view(2, size))
 
-    def _fits(self, found: Record, wanted: Record) -> bool:
-        """Whether a record is what is wanted, packed as this version does it or not."""
-        same = (found.length, found.num_layers) == (wanted.length, wanted.num_layers)
-        same = same and (found.layer_shape, found.dtype) == (wanted.layer_shape, wanted.dtype)
-        size = self.copy.layer_bytes(wanted.layer_shape[1], packed=found.packed)
-        return same and found.layer_bytes == size
+    def _fits(self, stored: Record, expected: Record) -> bool:
+        """Whether a record has the expected shape, packed or not."""
+        return (
+            stored.length == expected.length
+            and stored.num_layers == expected.num_layers
+            and stored.layer_shape == expected.layer_shape
+            and stored.dtype == expected.dtype
+            and stored.layer_bytes
+            == self.copy.layer_bytes(expected.layer_shape[1], packed=stored.packed)
+        )
 
-    def _read_all(self, opened: list[_Opened]) -> int:
-        """Bring all layers of all loads, the first ones first; returns their bytes."""
-        return sum(self._read(opened, layer) for layer in range(_depth(opened)))
+    def _read_all(self, open_loads: list[_OpenLoad]) -> int:
+        """Reads all layers of all loads, first layers first; returns their bytes."""
+        return sum(self._read(open_loads, layer) for layer in range(_max_layers(open_loads)))
 
-    def _read(self, opened: list[_Opened], layer: int) -> int:
-        """Bring one layer of all loads; returns its bytes."""
+    def _read(self, open_loads: list[_OpenLoad], layer: int) -> int:
+        """Reads one layer of all loads; returns its bytes."""
         num_bytes = 0
-        for one in opened:
-            if self._given_up(one.load):
+        for item in open_loads:
+            if self._is_abandoned(item.load):
                 continue
             try:
-                content = one.reader.read(layer, one.room(layer))
-                num_bytes += content.numel() * one.load.deliver(layer, content[None])
+                content = item.reader.read(layer, item.buffer(layer))
+                num_bytes += content.numel() * item.load.deliver(layer, content[None])
             except Exception as error:
                 self.guard.fail(error)
-                one.load.fail()
+                item.load.fail()
         return num_bytes
 
-    def _given_up(self, load: Load) -> bool:
-        """Whether nobody wants any more of a load."""
+    def _is_abandoned(self, load: Load) -> bool:
+        """Whether a load has ended, in any way."""
         if self._closing:
             load.fail()
         return load.state != "loading"
 
-    def _begin_copies(self, loads: Sequence[Load]) -> _Copies:
-        """Order what can come by copies, before a thread of Python wakes."""
-        begun = time.perf_counter()
-        opened = self._open(loads)
-        ordered, sources, apart = list[Load](), list[Source](), list[_Opened]()
-        for one in opened:
-            packed = one.load.record.packed
-            run = self.copy.run_of(one.load.pages, packed=packed)
-            if run is None or not isinstance(one.reader, HostReader):
-                apart.append(one)
+    def _begin_copies(self, loads: Sequence[Load]) -> _DeviceLoads:
+        """Submits copies before a Python thread wakes."""
+        start_time = time.perf_counter()
+        open_loads = self._open(loads)
+        transferred, sources, separate = list[Load](), list[Source](), list[_OpenLoad]()
+        for item in open_loads:
+            packed = item.load.record.packed
+            run = self.copy.run_of(item.load.pages, packed=packed)
+            if run is None or not isinstance(item.reader, HostReader):
+                separate.append(item)
                 continue
-            ordered.append(one.load)
-            sources.append(Source(run, one.reader.address, packed))
-        order = self._order(ordered, sources) if ordered else None
-        return _Copies(opened, apart, order, begun)
+            transferred.append(item.load)
+            sources.append(Source(run, item.reader.address, packed))
+        transfer = self._submit(transferred, sources) if transferred else None
+        return _DeviceLoads(open_loads, separate, transfer, start_time)
 
-    def _order(self, loads: Sequence[Load], sources: Sequence[Source]) -> Order:
-        """Have loads brought by the copy's courier."""
-        assert self.copy.courier is not None, "a run is what it brings"
+    def _submit(self, loads: Sequence[Load], sources: Sequence[Source]) -> Transfer:
+        """Submits loads to the copy engine."""
+        assert self.copy.copy_engine is not None, "page runs exist only with a copy engine"
         sizes = tuple(load.record.layer_bytes for load in loads)
         packed = all(source.packed for source in sources)
-        parcels = parcels_of(sizes, loads[0].record.num_layers, packed=packed)
-        order = self.copy.courier.order(sources, parcels, loads[0].fence)
+        schedule = make_schedule(sizes, loads[0].record.num_layers, packed=packed)
+        transfer = self.copy.copy_engine.submit(sources, schedule, loads[0].fence)
         for number, load in enumerate(loads):
-            load.follow(order, number)
-        return order
+            load.attach(transfer, number)
+        return transfer
 
-    def _await(self, copies: _Copies) -> int:
-        """Wait until all that is ordered was asked for; returns its bytes."""
-        order = copies.order
-        if order is None:
+    def _wait_for_transfer(self, copies: _DeviceLoads) -> int:
+        """Waits until all batches are submitted; returns their bytes."""
+        transfer = copies.transfer
+        if transfer is None:
             return 0
-        while not order.wait_for_end(_GLANCE_SECONDS):
-            for one in copies.opened if self._closing else ():
-                one.load.fail()
-        if order.failed:
-            self.guard.fail(order.error)
-        for one in copies.opened:
-            one.load.look()
-        return order.num_bytes
+        while not transfer.wait_for_end(_POLL_SECONDS):
+            for item in copies.open_loads if self._closing else ():
+                item.load.fail()
+        if transfer.failed:
+            self.guard.fail(transfer.error)
+        for item in copies.open_loads:
+            item.load.refresh()
+        return transfer.num_bytes
 
-    def _close(self, one: _Opened) -> None:
-        last = one.load.event(-1)
+    def _close(self, item: _OpenLoad) -> None:
+        last = item.load.event(-1)
         if last is not None:
             last.synchronize()
-        one.load.arrived()
+        item.load.record_arrival()
         try:
-            one.reader.close()
+            item.reader.close()
         except Exception as error:
             self.guard.fail(error)
-        if one.run is not None:
-            self.staging.give(one.run)
-        if one.slot is not None and self.host is not None:
-            if one.load.state == "done":
-                self._keep(one.slot, self.host)
+        if item.run is not None:
+            self.staging.free(item.run)
+        if item.slot is not None and self.host is not None:
+            if item.load.state == "done":
+                self._keep(item.slot, self.host)
             else:
-                self.host.abandon(one.slot)
+                self.host.abandon(item.slot)
 
     def _keep(self, slot: HostSlot, host: HostTier) -> None:
-        """Keep what has come in the host's memory, unless it was deleted on its way."""
+        """Stores a loaded record in host memory, unless it was deleted meanwhile."""
         key = slot.record.key
-        host.keep(slot).close()
-        # asked behind it: what is deleted from now on is found in the host's memory as well
+        host.commit(slot).close()
+        # after the commit, so that later deletions find it in host memory
         if not self.guard.call(lambda tier: tier.contains([key])[0], False, proof=False):
             host.delete([key])
 
 
-def _dealt(sizes: Sequence[int], num_hands: int) -> list[list[int]]:
-    """Numbers of records for each of some threads: the longest first, to the one that has least."""
-    if num_hands == 1:
+def _partition(sizes: Sequence[int], num_workers: int) -> list[list[int]]:
+    """Record numbers for each worker: longest first, to the worker with the fewest bytes."""
+    if num_workers == 1:
         return [sorted(range(len(sizes)), key=lambda n: -sizes[n])]
-    shares: list[list[int]] = [[] for _ in range(num_hands)]
+    shares: list[list[int]] = [[] for _ in range(num_workers)]
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         min(shares, key=lambda share: sum(sizes[n] for n in share)).append(number)
     return shares
 
 
-def _depth(opened: Sequence[_Opened]) -> int:
-    return max((one.load.record.num_layers for one in opened), default=0)
+def _max_layers(open_loads: Sequence[_OpenLoad]) -> int:
+    return max((item.load.record.num_layers for item in open_loads), default=0)

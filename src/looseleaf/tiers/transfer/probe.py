@@ -1,4 +1,4 @@
-"""How fast a tier is, before anybody depends on it: records that are written, read and dropped."""
+"""Measures a tier at start: writes, reads and deletes probe records."""
 
 import threading
 import time
@@ -17,47 +17,46 @@ from looseleaf.tiers.stores.disk import DiskTier
 from looseleaf.tiers.transfer.speed import Probe
 
 _SIZES = (1 << 18, 1 << 22)
-# what a GPU takes is told by more than that only
+# smaller reads do not show the rate of a GPU
 _LARGEST = 1 << 26
 _LAYERS = 8
-# a tier that takes longer than this for one probe is known well enough
+# slower tiers need no larger probe
 _LONGEST = 0.2
-# seconds in which threads start
+# limit for starting threads
 _LONGEST_START = 10.0
 
 
-def probe(tier: Tier, device: torch.device, hands: int) -> Iterator[Probe]:
-    """Some reads to ``device``, as long as they are quick. Raises TierFault.
+def probe(tier: Tier, device: torch.device, workers: int) -> Iterator[Probe]:
+    """Yields timed reads of rising sizes to ``device``, while they are fast. Raises TierFault.
 
-    So many ``hands`` read at the same time, as the threads of a load do, each a record of its own,
-    and then one of them alone. They have read it once before, which is not counted: the first call
-    of a thread to a GPU takes longer than some megabytes do. From a disk nothing is read that the
-    system still has in memory, if that can be helped."""
-    sizes = (*_SIZES, _LARGEST // hands) if device.type == "cuda" else _SIZES
-    with ThreadPoolExecutor(hands, "looseleaf-probe") as pool:
+    ``workers`` threads read a record each in parallel, then one thread reads alone. An uncounted
+    read comes first, because a thread's first GPU call is slow. Disk reads bypass the page cache
+    where the system allows it."""
+    sizes = (*_SIZES, _LARGEST // workers) if device.type == "cuda" else _SIZES
+    with ThreadPoolExecutor(workers, "looseleaf-probe") as pool:
         for size in sizes:
             half = size // (2 * _LAYERS)
-            keys = [SegmentKey(uuid4().bytes + uuid4().bytes) for _ in range(hands)]
+            keys = [SegmentKey(uuid4().bytes + uuid4().bytes) for _ in range(workers)]
             layers = torch.full((_LAYERS, 2 * half), 7, dtype=torch.uint8)
             reads = [_Read(tier, key, half, device) for key in keys]
             try:
                 if not all(_put(tier, read.record, layers) for read in reads):
                     return
-                seconds = _together(pool, reads)
+                seconds = _parallel_seconds(pool, reads)
                 if seconds is not None and seconds <= _LONGEST:
-                    seconds = _together(pool, reads)
-                alone = _together(pool, reads[:1])
+                    seconds = _parallel_seconds(pool, reads)
+                alone = _parallel_seconds(pool, reads[:1])
             finally:
                 tier.delete(keys)
             if seconds is None or alone is None:
                 return
-            yield Probe(layers.numel(), alone, seconds, hands)
+            yield Probe(layers.numel(), alone, seconds, workers)
             if seconds > _LONGEST:
                 return
 
 
 def _put(tier: Tier, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bool:
-    # no document goes for what is measured
+    # probes must not evict documents
     return (
         tier.put(record, layers, makes_room=False)
         if isinstance(tier, DiskTier)
@@ -65,13 +64,12 @@ def _put(tier: Tier, record: Record, layers: UInt8[Tensor, "layers layer_bytes"]
     )
 
 
-def _together(pool: ThreadPoolExecutor, reads: "Sequence[_Read]") -> float | None:
-    """Seconds until the last of ``reads`` is done, each by a thread of its own, which begin at the
-    same time; None if a record is gone."""
+def _parallel_seconds(pool: ThreadPoolExecutor, reads: "Sequence[_Read]") -> float | None:
+    """Seconds until the last of parallel ``reads`` ends; None if a record is gone."""
     tier = reads[0].tier
     if isinstance(tier, DiskTier):
         for read in reads:
-            tier.cool(read.record.key)
+            tier.drop_page_cache(read.record.key)
     gate = threading.Barrier(len(reads), timeout=_LONGEST_START)
 
     def timed(read: _Read) -> float | None:
@@ -83,7 +81,7 @@ def _together(pool: ThreadPoolExecutor, reads: "Sequence[_Read]") -> float | Non
 
 
 class _Read:
-    """One record of bytes, ``half`` of a layer each its K and V, and room to read it to."""
+    """A probe record, and buffers to read it into; ``half`` is the bytes of a layer's K."""
 
     def __init__(self, tier: Tier, key: SegmentKey, half: int, device: torch.device) -> None:
         self.record = Record(key, half, _LAYERS, (2, 1, 1, half, 1), "U8", 2 * half, "probe")
@@ -92,7 +90,7 @@ class _Read:
         self._pages = torch.zeros(2 * half, dtype=torch.uint8, device=device)
 
     def seconds(self) -> float | None:
-        """How long it takes to read it; None if it is gone."""
+        """Duration of one read; None if the record is gone."""
         begun = time.perf_counter()
         reader = self.tier.open(self.record.key)
         if reader is None:
@@ -103,7 +101,7 @@ class _Read:
                 if self._on_gpu:
                     self._pages.copy_(content, non_blocking=True)
                 else:
-                    # by numpy, as a load does: PyTorch's threads would take longer to begin
+                    # numpy as in loads, because PyTorch's thread pool starts slowly
                     np.copyto(self._pages.numpy(), content.numpy())
             if self._on_gpu:
                 torch.cuda.synchronize(self._pages.device)

@@ -1,9 +1,8 @@
-"""Copies from pinned memory to the same stretch of many layers, in one call of the CUDA runtime.
+"""Copies one page run of many layers from pinned memory, in one call of the CUDA runtime.
 
-A run of pages lies in every layer of the pool, at the same distance from one to the next: rows of a
-matrix for the runtime, and one copy of many for PyTorch. The call is made with the interpreter's
-lock held: it takes microseconds, and to get the lock back from a thread that launches a step takes
-a hundred times as long."""
+A run of pages has the same offset in every layer, so its layers are the rows of a pitched copy;
+PyTorch would need one copy per row. The call holds the interpreter lock: it takes microseconds,
+while reacquiring the lock from a thread that launches a step takes a hundred times as long."""
 
 import ctypes
 import logging
@@ -14,12 +13,12 @@ import torch
 
 _log = logging.getLogger(__name__)
 _TO_DEVICE = 1
-# the longest distance that a copy takes from one row to the next
+# the largest pitch of the runtime
 MOST_PITCH = (1 << 31) - 1
 
 
 class Rows(NamedTuple):
-    """Rows of bytes: the first begins at ``address``, each next one ``pitch`` bytes behind it."""
+    """Rows of bytes: address of the first, and distance in bytes from each to the next."""
 
     address: int
     pitch: int
@@ -27,7 +26,7 @@ class Rows(NamedTuple):
 
 @cache
 def runtime_copy() -> Any:
-    """The call of the runtime that PyTorch has loaded; None where it is not to be found."""
+    """``cudaMemcpy2DAsync`` of PyTorch's CUDA runtime; None if it can't be loaded."""
     major = (torch.version.cuda or "").split(".")[0]
     try:
         call = ctypes.PyDLL(f"libcudart.so.{major}").cudaMemcpy2DAsync
@@ -40,7 +39,7 @@ def runtime_copy() -> Any:
 
 
 def copy_to_device(target: Rows, source: Rows, width: int, height: int, stream: int) -> None:
-    """Ask for a copy of ``height`` rows of ``width`` bytes on a ``stream`` (its handle).
+    """Enqueues a copy of ``height`` rows of ``width`` bytes on a ``stream`` handle.
 
     Raises RuntimeError if the runtime refuses."""
     error = runtime_copy()(*target, *source, width, height, _TO_DEVICE, stream)

@@ -1,8 +1,8 @@
-"""Segments on their way to the tiers, in the background.
+"""Write-back of segments to the tiers, in the background.
 
-The engine copies a segment out of the pool into memory of the host; one thread brings it on from
-there, first in, first out, and also does what must not overtake a write, such as deletions.
-When it can't keep up, segments are left out, never waited for."""
+The engine copies a segment from the pool to host memory. One thread writes it to lower tiers in
+order, and runs deletions in the same queue. If it can't keep up, segments are skipped; requests
+never wait."""
 
 import logging
 import queue
@@ -18,95 +18,96 @@ from looseleaf.tiers.guard import Guard
 from looseleaf.tiers.stores.arena import Arena
 from looseleaf.tiers.stores.base import Record
 from looseleaf.tiers.stores.host import HostReader, HostSlot, HostTier
-from looseleaf.tiers.transfer.pool_copy import Copied, PoolCopy
+from looseleaf.tiers.transfer.pool_copy import PageExport, PoolCopy
 
 _log = logging.getLogger(__name__)
-_MOST_WAITING = 256
-# seconds after which the tiers look after themselves, whatever is to be written
-_TEND_AFTER = 30.0
+_MAX_JOBS = 256
+# interval of maintenance
+_MAINTENANCE_SECONDS = 30.0
 
 
 @dataclass(eq=False)
 class Writer:
-    """Brings records to the host's memory and to the tiers below it.
+    """Writes records to host memory and lower tiers.
 
-    ``skipped`` counts records that were left out since too much was under way; ``tend`` is called
-    now and then, whatever there is to write."""
+    ``skipped`` counts records left out under load. ``maintain`` runs at intervals, also without
+    writes."""
 
     copy: PoolCopy
     staging: Arena
     host: HostTier | None
     lower: Sequence[Guard]
-    tend: Callable[[], None] = lambda: None
+    maintain: Callable[[], None] = lambda: None
     skipped: int = 0
     _jobs: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
 
-    def keep(self, record: Record, pages: Sequence[int]) -> Copied | None:
-        """Copy a segment out of ``pages`` and bring it to the tiers; None if it is left out.
-
-        To be called by the engine's thread."""
-        if self._jobs.qsize() >= _MOST_WAITING or not self._has_thread():
+    def write_back(self, record: Record, pages: Sequence[int]) -> PageExport | None:
+        """Copies a segment out of ``pages`` and queues it; None if skipped. Called by the engine's
+        thread."""
+        if self._jobs.qsize() >= _MAX_JOBS or not self._has_thread():
             self.skipped += 1
             return None
         slot = self.host.reserve(record) if self.host is not None else None
         if slot is None and not self.lower:
             return None
-        run = slot.run if slot is not None else self.staging.take(record.num_bytes)
+        run = slot.run if slot is not None else self.staging.allocate(record.num_bytes)
         if run is None:
             self.skipped += 1
             return None
         layers = run.view(record.num_layers, record.layer_bytes)
         copied = self.copy.read(record, pages, layers)
-        self.do(lambda: self._bring(record, layers, slot, copied))
+        self.do(lambda: self._write(record, layers, slot, copied))
         return copied
 
     def do(self, job: Callable[[], None]) -> None:
-        """Have ``job`` called behind all that was asked for before."""
-        # without a thread it waits for one: a deletion must not be lost
+        """Calls ``job`` after all queued jobs."""
+        # the job waits for a thread, because deletions must not be lost
         self._jobs.put(job)
         self._has_thread()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all that was asked for is done, for that long at most; whether it is."""
-        done = threading.Event()
+        """Waits up to ``seconds`` for all queued jobs; returns whether they have ended."""
+        flushed = threading.Event()
         if self.thread is None and (self._jobs.empty() or not self._has_thread()):
             return self._jobs.empty()
-        self._jobs.put(done.set)
-        return done.wait(seconds)
+        self._jobs.put(flushed.set)
+        return flushed.wait(seconds)
 
     def close(self, seconds: float) -> None:
-        """Finish what is under way, for that long at most."""
+        """Ends the thread after queued jobs, or after ``seconds``."""
         self.flush(seconds)
         self._jobs.put(None)
 
     def _has_thread(self) -> bool:
-        """Whether there is a thread that writes, or one could be started."""
+        """Starts the thread if need be; returns whether it runs."""
         if self.thread is None:
             name = "looseleaf-write-back"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
-                # the system has no more threads, for now: no reason to leave the tiers alone
+                # a lack of threads is temporary and no fault of the tiers
                 for guard in self.lower:
                     guard.counters.count_fault("unavailable")
-                _log.warning("no thread to write documents to their tiers with: %s", error)
+                _log.warning(
+                    "no thread can be started to write documents to their tiers: %s", error
+                )
                 return False
             self.thread = thread
         return True
 
     def _work(self) -> None:
-        due = time.monotonic() + _TEND_AFTER
+        due = time.monotonic() + _MAINTENANCE_SECONDS
         while True:
-            job: Callable[[], None] | None = self.tend
+            job: Callable[[], None] | None = self.maintain
             if (wait := due - time.monotonic()) > 0:
                 try:
                     job = self._jobs.get(timeout=wait)
                 except queue.Empty:
                     continue
             else:
-                due = time.monotonic() + _TEND_AFTER
+                due = time.monotonic() + _MAINTENANCE_SECONDS
             if job is None:
                 return
             try:
@@ -114,30 +115,30 @@ class Writer:
             except Exception:
                 _log.exception("a segment was not written to its tiers")
 
-    def _bring(
+    def _write(
         self,
         record: Record,
         layers: UInt8[Tensor, "layers layer_bytes"],
         slot: HostSlot | None,
-        copied: Copied,
+        copied: PageExport,
     ) -> None:
         copied.wait()
-        if not copied.whole:
+        if not copied.is_valid:
             if slot is not None and self.host is not None:
                 self.host.abandon(slot)
             else:
-                self.staging.give(layers.view(-1))
+                self.staging.free(layers.view(-1))
             return
-        kept: HostReader | None = None
+        reader: HostReader | None = None
         if slot is not None and self.host is not None:
-            kept = self.host.keep(slot)
+            reader = self.host.commit(slot)
         try:
             for guard in self.lower:
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 if guard.call(lambda tier: tier.put(record, layers), False, writes=True):
-                    guard.counters.write_seconds += time.perf_counter() - begun
+                    guard.counters.write_seconds += time.perf_counter() - start
         finally:
-            if kept is not None:
-                kept.close()
+            if reader is not None:
+                reader.close()
             else:
-                self.staging.give(layers.view(-1))
+                self.staging.free(layers.view(-1))
