@@ -1,3 +1,3 @@
-"""The attention plan and its execution: who reads which pages together, then partial, then
-merge.
+"""The attention plan and its execution: rows that share pages read them together, as partial states
+that a merge joins.
 """

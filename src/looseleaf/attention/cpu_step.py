@@ -1,9 +1,7 @@
-"""A step of attention on the CPU: keys and values to their pages, decode rows by work list, new
-rows by span.
+"""A step of attention on the CPU: store to pages, decode rows by work list, new rows by span.
 
-Decode rows are read by the C kernels, one call a layer; without a C compiler by batched products.
-New rows go through PyTorch's flash attention span by span. What a step needs is decided once and
-shared by its layers.
+C kernels read decode rows, one call a layer; without a C compiler batched products do. New rows use
+PyTorch's flash attention span by span. A step is prepared once for all layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +28,17 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
 _CPU = torch.device("cpu")
-# enough work for a thread's turn, few enough keys that a short batch feeds many threads; always the
-# same, so that a row's sums do not depend on its batch
+# long enough for a thread, short enough to feed many threads; fixed, so that a row's sums do not
+# depend on its batch
 SPLIT_KEYS = 256
 
 
 @dataclass(eq=False)
 class CpuAttention:
-    """The CPU's attention over one pool; ``native`` says whether decode rows go through C,
-    ``row_dtype`` what queries, keys and values come in. With ``invariant`` a row's sums are cut at
-    the same places whether or not rows are grouped."""
+    """The CPU's attention over one pool.
+
+    ``native`` reads decode rows by C kernels. ``row_dtype`` is the dtype of queries, keys and
+    values. With ``invariant`` a row's sums have the same cuts, grouped or not."""
 
     pool: PagePool
     rotations: Sequence[Rotation]
@@ -48,7 +47,7 @@ class CpuAttention:
     native: bool
     row_dtype: torch.dtype
     invariant: bool = False
-    # by the key of the reading; plans by the first layer that turns and scores alike, too
+    # by the key of the reads; plans also by the first layer with equal rotation and rule
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
 
@@ -63,7 +62,7 @@ class CpuAttention:
         self.heads = torch.arange(self.layout.num_kv_heads)
         self._storing: dict[int, NativePlan] = {}
         self._layer_plans: list[NativePlan] = []
-        # the pool stays where it is
+        # the pool's memory never moves
         self.pages_at: list[PageAddresses] = []
         if self.native:
             self._storing = {n: self._native_plan(n, None) for n in set(self.alike)}
@@ -79,8 +78,7 @@ class CpuAttention:
         slots: Tensor,
         frame_positions: Tensor,
     ) -> "CpuStep":
-        """The attention of one step, which each layer reads in its own way;
-        `looseleaf.attention.paged.StepRows` says what else it is given.
+        """The attention of one step, with the arguments of `looseleaf.attention.paged.StepRows`.
 
         ``asked`` are the chunks of the last layer, None if it has queries of every row."""
         prompts = self._prompts(chunks, asked) if chunks else None
@@ -106,7 +104,7 @@ class CpuAttention:
     def _prompts(
         self, chunks: Sequence[PrefillChunk], asked: Sequence[PrefillChunk] | None
     ) -> "Prompts":
-        """``chunks`` prepared for all layers; the last one has queries of ``asked`` only."""
+        """``chunks`` prepared for all layers; the last one has only the queries of ``asked``."""
         layers = range(len(self.rules))
         prefill = self._prefill(chunks, layers)
         hosted = list[Sequence[HostedChunk]]([()] * len(self.rules))
@@ -121,7 +119,7 @@ class CpuAttention:
     def _prefill(
         self, chunks: Sequence[PrefillChunk], layers: Sequence[int]
     ) -> list[Prefill | None]:
-        """``chunks`` prepared for ``layers``, once for those that turn and score alike."""
+        """``chunks`` prepared for ``layers``, once for layers with equal rotation and rule."""
         if not chunks:
             return [None] * len(layers)
         largest = max(len(chunk.positions) for chunk in chunks)
@@ -136,8 +134,8 @@ class CpuAttention:
         return [made[self.alike[layer]] for layer in layers]
 
     def _move_lists(self, readings: Mapping[Key, Reading]) -> bool:
-        """Bring the lists of the readings to where their rows stand; those of others go. Returns
-        whether all lists are the same objects as before."""
+        """Advance the lists to the rows' positions, and drop stale ones. Returns whether all lists
+        are the same objects as before."""
         kept: dict[Key, DecodeLists] = {}
         moved = len(readings) == len(self._lists)
         for key, reading in readings.items():
@@ -171,7 +169,7 @@ class CpuAttention:
         return self._plans[place]
 
     def row_state_indptr(self, reading: Reading) -> Tensor:
-        """Which states belong to the rows of a reading."""
+        """Prefix sums of the states per row."""
         return self._lists[reading.key].work.row_state_indptr
 
     def _native_plan(self, layer: int, lists: DecodeLists | None) -> NativePlan:
@@ -201,8 +199,8 @@ class CpuAttention:
 
 
 def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> list[int]:
-    """For every layer the first one whose rows turn by the same table and score by the same rule;
-    what a step is prepared with serves both."""
+    """For every layer the first one with the same rotation table and score rule; both share the
+    step's preparation."""
     first: dict[tuple[object, ...], int] = {}
     laws = [
         (id(table), rule.window, rule.softmax_scale, rule.soft_cap, id(rule.alibi_slopes))
@@ -213,14 +211,14 @@ def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> l
 
 @dataclass(frozen=True)
 class Prompts:
-    """The new rows of a step, as every layer attends with them."""
+    """The new rows of a step, prepared for every layer."""
 
     owner: CpuAttention
     prefill: list[Prefill | None]
     hosted: Sequence[Sequence[HostedChunk]]
 
     def attend(self, layer: int, q: Tensor, out: Tensor) -> None:
-        """The output of the new rows ``q``."""
+        """Write the output of the new rows ``q`` to ``out``."""
         prefill, rule = self.prefill[layer], self.owner.rules[layer]
         if prefill is None:
             return
@@ -233,7 +231,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class _NativeStep:
-    """What the model's layers call when decode rows go through C."""
+    """A step whose decode rows are read by C kernels."""
 
     owner: CpuAttention
     reads: StepReads
@@ -279,7 +277,7 @@ class _TorchDecode:
         selected: Sequence[Joining],
         out: Tensor,
     ) -> None:
-        """One output a row."""
+        """Write one output a row."""
         for some in selected:
             some.begin(layer, q)
         states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, owner.rules[layer])
@@ -290,7 +288,7 @@ class _TorchDecode:
 
 @dataclass(frozen=True)
 class _TorchStep:
-    """What the model's layers call where there is no C compiler."""
+    """A step without a C compiler."""
 
     owner: CpuAttention
     reads: StepReads

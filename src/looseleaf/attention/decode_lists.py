@@ -1,8 +1,7 @@
-"""The work list of decode rows that go on: written once when the rows change, then moved along.
+"""Work lists of decode rows: written when the rows change, advanced in place by every step.
 
-From one decode step to the next every row stands one further and its tail has one more key.
-Nothing else changes, so a step rewrites positions and bounds, and now and then adds a page, for
-which tails have room.
+From one decode step to the next every position rises by one, and every tail has one more key. So a
+step rewrites positions and bounds, and sometimes adds a page, for which tails have spare room.
 """
 
 from collections.abc import Sequence
@@ -15,15 +14,15 @@ import torch
 from looseleaf.attention.plan.groups import DecodeRow, Groups, Item, tail_items
 from looseleaf.attention.plan.lists import make_work_list
 
-# pages by which a tail can grow before the lists are written anew
+# pages that a tail can grow before the lists are rewritten
 _ROOM = 16
 
 
 class DecodeLists:
-    """The lists of ``rows``, grouped as ``groups`` say, in items of at most ``split_keys`` keys.
+    """The lists of ``rows``, grouped as ``groups``, in items of at most ``split_keys`` keys.
 
-    ``split_keys`` is a multiple of ``page_size``. A tail's last item may grow past it. With
-    ``invariant`` segments are cut at multiples of it, whoever reads what part of them together.
+    ``split_keys`` is a multiple of ``page_size``; a tail's last item may grow past it. With
+    ``invariant`` all cuts of a segment are at multiples of it, in every grouping.
     """
 
     def __init__(
@@ -48,19 +47,19 @@ class DecodeLists:
         self._positions = self.work.row_positions.numpy()
         self._bounds = self.work.entry_bound.numpy()
         self._pages = self.work.page_indices.numpy()
-        # tails have one entry an item, and stand last
+        # tails have one entry an item, and follow all other items
         parts = [len(tail) for tail in tails]
         self._tail_bounds = self._bounds[len(self._bounds) - sum(parts) :]
         self._tail_row = np.repeat(np.arange(len(rows)), parts)
         starts = self.work.item_page_indptr.numpy()
         stops = [int(starts[place + 1]) for place in last_places]
         self._known = [len(row.tail.pages) for row in rows]
-        # where page p of a row's tail stands in page_indices: p plus this
+        # page p of a row's tail is at p plus this in page_indices
         self._base = [stop - _ROOM - known for stop, known in zip(stops, self._known, strict=True)]
         self._limit = [known + _ROOM for known in self._known]
 
     def move_to(self, rows: Sequence[DecodeRow]) -> bool:
-        """Bring the lists to where the same rows stand now; False if a tail has outgrown its
+        """Advance the lists to ``rows``, the same rows one step on; False if a tail outgrew its
         room.
         """
         lengths = []
@@ -93,8 +92,7 @@ def _split_item(item: Item, max_pages: int) -> list[Item]:
 
 
 def _split_at_multiples(item: Item, step: int) -> list[Item]:
-    """``item`` cut where its segment has read a multiple of ``step`` pages, whatever part of the
-    segment it is."""
+    """``item`` cut at multiples of ``step`` pages of its segment, wherever the item begins."""
     start, stop = item.first_page, item.first_page + len(item.pages)
     inner = range((start // step + 1) * step, stop, step)
     bounds = [0, *(place - start for place in inner), len(item.pages)]
@@ -108,5 +106,5 @@ def _last_places(before: int, tails: Sequence[Sequence[Item]]) -> list[int]:
 
 
 def _with_room(item: Item) -> Item:
-    # the pages to come: any page will do, since the bound hides it
+    # padding may be any page: the bound hides it
     return replace(item, pages=[*item.pages, *[item.pages[-1]] * _ROOM])

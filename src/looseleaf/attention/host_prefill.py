@@ -1,4 +1,4 @@
-"""The rows of prompts that read hosted segments, and how what they read joins what they have."""
+"""Prompt rows that read host-resident segments, and the merge with their other states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 @dataclass(frozen=True)
 class HostedChunk:
-    """The rows of a chunk, as a slice of a step's rows, and what they read outside the pool."""
+    """The rows of a chunk, as a slice of a step's rows, and their reads outside of the pool."""
 
     rows: slice
     positions: Tensor
@@ -22,7 +22,7 @@ class HostedChunk:
     def join(
         self, layer: int, q: Tensor, state: AttnState, rule: ScoreRule, rotation: Rotation
     ) -> None:
-        """Join what the chunk's rows read to the ``state`` of all new rows, in place."""
+        """Merge the chunk's host-resident reads into the ``state`` of all new rows, in place."""
         rows = self.rows
         read = read_chunk(layer, q[rows], self.positions, self.reads, rule, rotation)
         own = AttnState(state.out[rows], state.lse[rows])
@@ -32,7 +32,7 @@ class HostedChunk:
 def hosted_chunks(
     chunks: Sequence[PrefillChunk], device: torch.device | None = None, start: int = 0
 ) -> list[HostedChunk]:
-    """The chunks that read hosted segments; their rows are on ``device`` and begin at ``start``."""
+    """The chunks with host-resident reads; their rows are on ``device``, from row ``start`` on."""
     found = []
     for chunk in chunks:
         rows = slice(start, start + len(chunk.positions))

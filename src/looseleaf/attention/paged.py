@@ -1,7 +1,7 @@
-"""Attention over the page pool: what a model's layers call, made for one step from its rows.
+"""Attention over the page pool: the callable that a model's layers use during one step.
 
-Writes the step's keys and values to their slots, then answers the decode rows by work list and
-merge and the new rows by span list. On the CPU the same work is done by batched products.
+Each layer stores the step's keys and values. Decode rows are read by work list and merged, new rows
+by span list. On the CPU batched products or C kernels do the same.
 """
 
 import logging
@@ -45,17 +45,17 @@ from looseleaf.ops.store_kv import NewRows, store_kv
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
-# of a step that is captured nothing is read yet
+# a captured step has no reads yet
 _NOT_READ = StepReads(Groups([], []))
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """A step's rows: those that decode, then those of the chunks, and where their keys go.
+    """A step's rows, decode rows first, then those of the chunks, and the slots of their keys.
 
     ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` are int64 ``[rows]`` on
-    the pool's device. ``asked`` lists the rows that the last layer has queries of, rising: all that
-    decode, and some of the chunks'; None for every row."""
+    the pool's device. ``asked`` lists the rows with queries in the last layer, ascending: all
+    decode rows and some of the chunks'; None for every row."""
 
     decode: Sequence[DecodeRow]
     chunks: Sequence[PrefillChunk]
@@ -64,7 +64,7 @@ class StepRows:
     asked: Sequence[int] | None = None
 
     def asked_chunks(self) -> list[PrefillChunk]:
-        """The chunks with those rows only that the last layer has queries of."""
+        """The chunks, with only the rows that have queries in the last layer."""
         assert self.asked is not None, "every row is asked for"
         start, found = len(self.decode), []
         assert list(self.asked[:start]) == list(range(start)), "rows that decode are asked for"
@@ -80,13 +80,12 @@ class StepRows:
 
 @dataclass(eq=False)
 class PagedAttention:
-    """Attention of one model over one pool: the rotation table and the score rule of every layer.
+    """Attention of one model over one pool, with the rotation table and score rule of every layer.
 
-    The grouping of decode rows is kept while the same rows go on. With ``batch_invariant`` a row is
-    split and merged the same way whatever else is in the step. ``costs`` are what grouping and
-    splitting are chosen by on a GPU, None for the built-in ones. ``row_dtype`` is
-    that of queries, keys and values as they come, None for that of the pool. Layers that turn alike
-    share one table, and all tables have as many positions.
+    Groups of decode rows are cached while the rows stay the same. With ``batch_invariant`` a row is
+    split and merged the same way in every batch. ``costs`` is the cost model of a GPU, None for the
+    built-in one. ``row_dtype`` is the dtype of queries, keys and values, None for the pool's.
+    Layers with equal rotations share a table; all tables have equally many positions.
     """
 
     pool: PagePool
@@ -117,7 +116,7 @@ class PagedAttention:
             native = asked == "native" or (asked == "auto" and self._can_compile())
             shape = self.pool, self.rotations, self.rules, self.num_qo_heads
             self._cpu = CpuAttention(*shape, native, self._row_dtype, self.batch_invariant)
-        # what the planner knows of costs is about GPUs
+        # the planner's costs are those of GPUs
         step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
         group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
         self._readings = Readings(
@@ -137,12 +136,12 @@ class PagedAttention:
 
     @property
     def num_positions(self) -> int:
-        """How many positions rows may stand at."""
+        """Number of positions that the tables cover."""
         return len(self.rotations[0].cos)
 
     @property
     def counters(self) -> PlanCounters:
-        """What the plans chose, summed over steps."""
+        """Decisions of the plans, summed over steps."""
         return self.planner.counters
 
     @property
@@ -154,8 +153,8 @@ class PagedAttention:
         return self.row_dtype or self.pool.kv.dtype
 
     def step(self, rows: StepRows) -> "CpuStep | _OpsStep":
-        """The attention of one step, for the model to call layer by layer; its ``reads`` say how
-        the decode rows read."""
+        """The attention of one step, for the model to call layer by layer; its ``reads`` are those
+        of the decode rows."""
         readings, reads = self._read(rows.decode)
         asked = None if rows.asked is None else rows.asked_chunks()
         if self._cpu is not None:
@@ -172,8 +171,8 @@ class PagedAttention:
         return _OpsStep(self, reads, layers, rows.slots, rows.frame_positions, hosted, prompts)
 
     def load_hosted(self, decode: Sequence[DecodeRow], rows: int) -> DeviceWork | None:
-        """The reads of hosted segments of a step on a GPU, with room for ``rows`` rows; None if it
-        has none. Whoever has sent the step to the device says so: `sent`."""
+        """A GPU step's reads of host-resident segments, with room for ``rows`` rows; None without
+        such reads. After the launch of the step the caller must call `sent`."""
         if not any(row.hosted for row in decode):
             return None
         assert isinstance(self.hosted, HostedDevice), "kernels that read no hosted segments"
@@ -181,26 +180,27 @@ class PagedAttention:
         return self.hosted.load(rows, *zip(*each, strict=True))
 
     def hosted_room(self, rows: int) -> DeviceWork:
-        """Where steps of so many rows read hosted segments, without any reads: to capture."""
+        """Empty reads of host-resident segments for ``rows`` rows, to capture."""
         assert isinstance(self.hosted, HostedDevice), "on a CPU nothing is captured"
         return self.hosted.load(rows, (), ())
 
     def sent(self) -> None:
-        """The latest step is on its way to the device."""
+        """Record that the latest step is launched."""
         if isinstance(self.hosted, HostedDevice):
             self.hosted.sent()
 
     def settle(self) -> None:
-        """Wait until what steps on their way read of hosted segments is read, and counted."""
+        """Wait for the reads of host-resident segments in flight, and count them."""
         if isinstance(self.hosted, HostedDevice):
             self.hosted.settle()
 
     def host_step(
         self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk], most_rows: int
     ) -> HostStep | None:
-        """The work lists of a step on the host, None if some of its rows are not for a work list,
-        read hosted segments whole, or choose in a way that no list on the device tells. The step
-        is replayed with ``most_rows`` rows."""
+        """The work lists of a step on the host, to replay with ``most_rows`` rows.
+
+        None if rows need a span list, read host-resident segments whole, or choose in a way that
+        no device list supports."""
         if any(chunk.hosted for chunk in chunks):
             return None
         readings, reads = self._read(decode)
@@ -230,10 +230,10 @@ class PagedAttention:
         hosted: DeviceWork | None = None,
     ) -> Attend:
         """The attention of a step whose rows are all in each of ``works``, and in ``hosted``;
-        ``layers`` says which of the former a layer reads by.
+        ``layers`` has the index of each layer's work list.
 
-        Nothing is looked at but shapes, so the calls can be captured, and replayed over new numbers
-        in the same tensors."""
+        Only shapes are read, so the calls can be captured, and replayed over new numbers in the
+        same tensors."""
         plans = [
             _LayerPlan(AttentionPlan(len(slots), work, None), choice=choice)
             for work, choice in works
@@ -242,12 +242,12 @@ class PagedAttention:
         return _OpsStep(self, _NOT_READ, chosen, slots, frame_positions, hosted, none)
 
     def over_spans(self, spans: SpanList, slots: Tensor, frame_positions: Tensor) -> Attend:
-        """The same for rows that are all in ``spans``."""
+        """As `over`, for rows that are all in ``spans``."""
         plans = [_LayerPlan(AttentionPlan(0, None, spans))] * len(self.rules)
         return _OpsStep(self, _NOT_READ, plans, slots, frame_positions, None, [()] * len(plans))
 
     def _can_compile(self) -> bool:
-        """Whether the C kernels are to be had; says so where they are not."""
+        """Whether the C kernels are available; logs a warning if not."""
         try:
             rotation = self.rotations[0]
             load_attention(self.pool.layer(0)[0], self.num_qo_heads, rotation, self._row_dtype)
@@ -259,7 +259,7 @@ class PagedAttention:
     def _plans(
         self, readings: Sequence[Reading], chunks: Sequence[PrefillChunk]
     ) -> list["_LayerPlan"]:
-        """A plan for every reading, made once where several are the same."""
+        """A plan for each layer; layers with equal reads share one."""
         made: dict[tuple[bool, ...], _LayerPlan] = {}
         for reading in readings:
             if reading.key not in made:
@@ -286,8 +286,8 @@ class PagedAttention:
         return _LayerPlan(AttentionPlan(num_rows, work, spans), choice=filled)
 
     def _read(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
-        """The readings of all layers, and how rows read together: the same groups as long as the
-        same rows go on."""
+        """The reads of all layers and of the step; the groups are the same object while the rows
+        stay the same."""
         readings, reads = self._readings.of(rows)
         items = reads.groups.items
         if items:
@@ -301,8 +301,8 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class _LayerPlan:
-    """The plan of a layer, and what rows choose besides: on the device, in the plan's own list, or
-    by states that join.
+    """The plan of a layer; chosen pages are in the plan's own list (``choice``), or join as states
+    (``selected``).
     """
 
     plan: AttentionPlan
@@ -312,7 +312,7 @@ class _LayerPlan:
 
 @dataclass(frozen=True)
 class _OpsStep:
-    """One operator call each for store, partial, merge and prefill."""
+    """Calls one operator each for store, partial, merge and prefill."""
 
     attention: PagedAttention
     reads: StepReads
@@ -332,7 +332,7 @@ class _OpsStep:
         if self.hosted is not None and len(q):
             self.hosted.begin(layer, q[:split])
         rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
-        # pages that are chosen from are final, so scores need not wait for what is stored
+        # candidate pages are final, so their scores need not wait for the store
         on_the_way = choice is not None and plan.spans is None
         if not on_the_way:
             store_kv(*rows[:4], rotation, k_pages, v_pages, chosen)
@@ -363,10 +363,8 @@ class _OpsStep:
             kept = None if choice is None else choice.kept(layer)
             carried = None if self.hosted is None else self.hosted.join()
             if carried is not None and kept is not None:
-                # a row starts from one state: first from what it has kept
-                states = merge_states(
-                    states, indptr, kept=kept, implementation=chosen, indptr_ready=True
-                )
+                # a row continues from one state, so the kept one is merged first
+                states = merge_states(states, indptr, kept=kept, implementation=chosen, indptr_ready=True)
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
@@ -385,7 +383,7 @@ class _OpsStep:
         return self._with_hosted(layer, q, AttnState(out, torch.cat(lses)))
 
     def _states(self, layer: int, q: Tensor, work: WorkList) -> AttnState:
-        """What the rows of a work list read, before it is merged."""
+        """The partial states of a work list's rows."""
         owner = self.attention
         k_pages, v_pages = owner.pool.layer(layer)
         patch = owner.pool.slot_positions if work.mask_words.numel() else None
@@ -393,7 +391,7 @@ class _OpsStep:
         return partial_attention(q, k_pages, v_pages, work, *how)
 
     def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
-        """The output of all rows, with what those of prompts read outside of the pool."""
+        """The output of all rows, after prompt rows joined their reads outside of the pool."""
         owner = self.attention
         for chunk in self.prompts[layer]:
             chunk.join(layer, q, state, owner.rules[layer], owner.rotations[layer])

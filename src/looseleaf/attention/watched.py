@@ -1,6 +1,6 @@
-"""A step that is watched: besides the output, which stored keys its rows attend to, and how much.
+"""A step that measures attention: besides its output, the weight that its rows give to stored keys.
 
-Plain operator calls, one of each a layer: such steps come once a request, to choose tokens."""
+Plain operator calls, one of each a layer: such a step runs once a request, to choose tokens."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,15 @@ from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.ops.store_kv import store_kv
 from looseleaf.types import AttnState
 
-# weights of so many rows are held at a time, for all heads and keys
+# rows whose weights are in memory together, for all heads and keys
 WATCHED_ROWS = 16
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is watched: keys of ``spans`` of each chunk, in these ``layers``, by rows of the given
-    ``weight``.
+    """The measured keys: ``spans`` of each chunk, in ``layers``, by rows of ``weight``.
 
-    Of each row only keys before ``before`` count, its own part's first position."""
+    For each row only keys before ``before`` count, the first position of its placement."""
 
     spans: Sequence[Sequence[ReadSpan]]
     layers: Container[int]
@@ -39,7 +38,7 @@ class Watch:
 
 
 def watched_chunks(chunks: Sequence[PrefillChunk], watch: Watch) -> list[PrefillChunk]:
-    """The rows of ``chunks`` over what is watched."""
+    """The rows of ``chunks`` over the watched spans."""
     return [
         PrefillChunk(chunk.positions, tuple(spans))
         for chunk, spans in zip(chunks, watch.spans, strict=True)
@@ -49,7 +48,7 @@ def watched_chunks(chunks: Sequence[PrefillChunk], watch: Watch) -> list[Prefill
 @dataclass(eq=False)
 class ChunkStep:
     """The attention of one step whose rows are all in ``spans``, with the lse. ``slots`` and
-    ``frame_positions`` as in `StepRows`.
+    ``frame_positions`` are as in `StepRows`.
     """
 
     owner: PagedAttention
@@ -61,7 +60,7 @@ class ChunkStep:
         return self.state(layer, q, k, v).out if len(q) else q
 
     def state(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> AttnState:
-        """Keep keys and values, and attend; at least one row."""
+        """Store keys and values, and attend; needs at least one row."""
         owner, spans, chosen = self.owner, self.spans, self.owner.implementation
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule = owner.rotations[layer], owner.rules[layer]
@@ -74,11 +73,10 @@ class ChunkStep:
 
 @dataclass(eq=False)
 class WatchedStep:
-    """A step whose attention is watched: what ``layers`` read of the keys of ``watched``, by rows
-    of such ``weight``, each only ``before`` a position of its own, as in `Watch`.
+    """A step that measures the attention of ``layers`` to the keys of ``watched``, by rows of
+    ``weight``, each up to its own ``before``, as in `Watch`.
 
-    ``received`` is the largest weight that each key of the watched spans got in any layer so far,
-    chunk by chunk.
+    ``received`` is the largest weight of each watched key over the layers so far, chunk by chunk.
     """
 
     step: ChunkStep
@@ -90,7 +88,7 @@ class WatchedStep:
 
     @classmethod
     def create(cls, step: ChunkStep, chunks: Sequence[PrefillChunk], watch: Watch) -> "WatchedStep":
-        """The step of ``chunks``, watched."""
+        """The step of ``chunks``, with the measurements of ``watch``."""
         device = step.slots.device
         spans = make_span_list(watched_chunks(chunks, watch), tile_rows=WATCHED_ROWS, device=device)
         weight = watch.weight.float().to(device)
@@ -107,7 +105,7 @@ class WatchedStep:
             k_pages, _ = owner.pool.layer(layer)
             rotation, rule = owner.rotations[layer], owner.rules[layer]
             readers = Readers(q, state.lse, self.weight, self.before)
-            # there is no C of it, and no faster way on a CPU
+            # the operator has no C kernel
             chosen = owner.implementation if owner.implementation != "native" else "reference"
             num_keys = len(self.received)
             found = attention_received(

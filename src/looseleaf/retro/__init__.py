@@ -1,9 +1,8 @@
-"""Which earlier rows profit from what is read now (RetroAttention).
+"""RetroAttention: past rows of an output are recomputed and read the newest row's pages.
 
-`window` says which rows a step has and which pages are final for them, `seen` which row has read
-which page, `states` what is kept between steps, `policy` puts them together beside a policy that
-chooses pages. `exposure` says how much that adds to a budget, `adaptive` how wide a window a batch
-can bear."""
+`window` has the rows of a step and their final pages, `seen` the pages that each row has read,
+`states` the cached outputs. `policy` combines them with a page-choosing policy. `exposure` measures
+the gain over a budget, `adaptive` limits the window of a batch. README.md has the equation."""
 
 from looseleaf.retro.adaptive import free_rows, window_for
 from looseleaf.retro.exposure import Exposure, exposure_ratios

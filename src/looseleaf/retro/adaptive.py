@@ -1,29 +1,26 @@
-"""How wide a window the batch can bear: past rows are free while linear layers wait for memory.
+"""Adaptive window: past rows are free while linear layers wait for memory.
 
-A linear layer reads a weight once for all rows, and computes 2 operations a row and weight. While
-``rows * 2 / bytes_per_weight`` is below what the device computes for each byte that it reads, more
-rows cost no time, in theory. So of that many ``free_rows`` each of B outputs can have ``free_rows
-// B`` (RetroAttention counts on a few hundreds of rows). In practice they cost something sooner: on
-an H200 up to 64 rows of an 8B model take as long as one, 128 a fifth more. A CPU computes little
-for each byte: about twenty rows fill it, so there a window costs time at once."""
+A linear layer reads a weight once for all rows, and computes 2 operations a row and weight. In
+theory more rows cost no time while ``rows * 2 / bytes_per_weight`` is below the device's operations
+per byte. So each of B outputs can have ``free_rows // B`` rows. A GPU's measured limit is lower
+than the theoretical one. A CPU computes little per byte, so its windows cost time immediately."""
 
 import torch
 
-# matrix operations for each byte read: of one H200 as far as they were measured to cost nothing (in
-# theory 176: about 790 TFLOP/s in bf16, 4.5 TB/s) and, by two cores with AVX-512, of a CPU (about
-# 200 GFLOP/s in fp32, 20 GB/s)
+# matrix operations per byte read: for a GPU as far as measurements show no cost (theory: 176), for
+# a CPU with AVX-512 from peak rates (200 GFLOP/s, 20 GB/s)
 _GPU_INTENSITY = 64.0
 _CPU_INTENSITY = 10.0
 
 
 def free_rows(device: torch.device, bytes_per_weight: int) -> int:
-    """How many rows of a step the linear layers compute while they wait for their weights."""
+    """Rows of a step that the linear layers compute while they wait for their weights."""
     intensity = _GPU_INTENSITY if device.type == "cuda" else _CPU_INTENSITY
     return max(1, int(intensity * bytes_per_weight / 2))
 
 
 def window_for(wanted: int, num_outputs: int, free: int) -> int:
-    """The window of each of ``num_outputs`` that decode together: what is ``wanted``, or fewer
-    rows, down to 1.
+    """The window of each of ``num_outputs`` outputs in a batch: ``wanted`` or fewer rows, at least
+    1.
     """
     return max(1, min(wanted, free // max(1, num_outputs)))

@@ -1,7 +1,7 @@
-"""Effective KV exposure: what a row has read in the end, a page that it read at its own step.
+"""Effective KV exposure: pages that a row reads over its window, relative to its own step.
 
-RetroAttention's figure for why it works: pages that are read for later rows are read for this one
-too. With 1 later row the paper counts 1.17 times the budget, with 7 later rows 1.60 times."""
+RetroAttention explains its gain by this figure: later rows' pages are read for this row too. The
+paper counts 1.17 times the budget with 1 later row, and 1.60 times with 7."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 STEPS = 8
-"""For 0 to 7 later rows: what a byte of a register tells."""
+"""Bits of a register: 0 to 7 later rows."""
 
 
 class Exposure:
-    """Of one output, over layers, KV heads and the rows that were looked at: how many pages a row
-    read at its own step or one of the ``n`` steps behind it, for ``n`` from 0 to 7.
+    """Pages that rows of one output read at their own step or the next ``n`` steps, for ``n`` from 0
+    to 7; summed over layers, KV heads and sampled rows.
 
-    Only pages count that were sealed at the row's own step: others it reads anyhow. The sums stay
-    on the device until they are asked for."""
+    Only pages sealed at the row's own step count: it always reads the others. The sums stay on the
+    device until `totals`."""
 
     def __init__(self) -> None:
         self._total: Tensor | None = None
         self._sealed: deque[int] = deque(maxlen=STEPS)
 
     def book(self, registers: UInt8[Tensor, "layers kv_heads pages"], num_sealed: int) -> None:
-        """A step has been made, after which bit ``j`` of a register says that the page was read
-        ``j`` steps ago; ``num_sealed`` pages were sealed at it. Looks at one row in eight.
+        """Record a step: bit ``j`` of a register marks a page read ``j`` steps ago, and
+        ``num_sealed`` pages were sealed. Samples one row in eight.
         """
         self._sealed.append(num_sealed)
         if len(self._sealed) < STEPS:
@@ -41,14 +41,14 @@ class Exposure:
         self._sealed.clear()
 
     def restart(self) -> None:
-        """The steps do not go on; what was counted stays."""
+        """Begin a new sequence of steps; the counts stay."""
         self._sealed.clear()
 
     def totals(self) -> list[int]:
-        """Pages read at a row's own step, and with 1 to 7 steps behind it."""
+        """Pages read at a row's own step, and with 1 to 7 later steps."""
         return [0] * STEPS if self._total is None else self._total.tolist()
 
 
 def exposure_ratios(totals: Sequence[int]) -> list[float]:
-    """The effective budget for 0 to 7 later rows; 1.0 where nothing was looked at."""
+    """The effective budget for 0 to 7 later rows; 1.0 without samples."""
     return [total / totals[0] if totals[0] else 1.0 for total in totals]

@@ -1,8 +1,7 @@
-"""The revision of an output whose rows read hosted documents by their indexes.
+"""Revision of an output that reads host-resident documents by their indexes.
 
-Only the newest row searches; the rows before it attend to those of the keys it found that they
-have not read yet. What stands in the pool all rows of the window read anew, so nothing of it is
-kept, and the keys of the window's own tokens are never stale."""
+Only the newest row searches. Past rows attend to the returned keys that they have not read yet. All
+rows reread the keys in the pool at every step, so no state holds a stale key."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from looseleaf.retro.revision import Revision
 
 @dataclass(eq=False)
 class KeyRevision(Revision):
-    """That of an output of a model with this ``shape``; ``settle`` waits until a step that is on
-    its way has read."""
+    """Revision for a model of this ``shape``; ``settle`` waits until a step in flight has read."""
 
     counts_keys: ClassVar[bool] = True
     shape: WindowShape
@@ -26,7 +24,7 @@ class KeyRevision(Revision):
     _kept: HostedWindow | None = None
 
     def __post_init__(self) -> None:
-        # of rows so many steps old: how many were computed, and what they read for the first time
+        # by age of a row: rows computed, and keys read for the first time
         self._rows = np.zeros(self.revise.window, dtype=np.int64)
         self._tallies = np.zeros_like(self._rows)
 
@@ -41,9 +39,9 @@ class KeyRevision(Revision):
         self._rows[: self.window.num_rows] += 1
 
     def counts(self) -> list[int]:
-        """Keys, over layers, documents and query heads, those that are always read among them; as
-        if all rows had lived as long as a window."""
-        # threads count while they read, and all rows of a step are booked when it is launched
+        """Keys over layers, documents and query heads, including the always-read ones; scaled as if
+        all rows had completed their window."""
+        # threads count while they read, but rows count at the launch
         self.settle()
         share = self._rows[0] / np.maximum(self._rows, 1)
         return [round(count) for count in np.cumsum(self._tallies * share).tolist()]

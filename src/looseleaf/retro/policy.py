@@ -1,10 +1,10 @@
-"""Revision as a policy: the newest row of an output chooses, past rows read what is new to them.
+"""Revision as a policy: the newest row of an output chooses, past rows read its unseen pages.
 
-Wraps a policy that chooses pages. Of the rows of a step the newest come first, one an output, then
-past rows. The base is asked for the newest only; a past row gets the same pages less those that it
-has read, starts from what it has kept, and keeps what comes out. What rows read in any case, pages
-that are not sealed, is no part of it; or, where ``local`` is "stale", is read by the newest row
-only, which keeps it like everything else, as the paper says literally.
+`Revising` wraps a page-choosing policy. A step has the newest row of each output first, then past
+rows. The base policy chooses for the newest rows only. A past row gets the same pages except those
+that it has read, continues from its cached state, and stores the result. Unsealed pages are read
+anew in every step. With ``local="stale"`` only the newest row reads them and caches them like other
+pages, which is the paper's literal rule.
 """
 
 from collections.abc import Container, Sequence
@@ -24,8 +24,8 @@ from looseleaf.types import AttnState
 
 @dataclass(frozen=True)
 class RevisedRow:
-    """What `Revising` must know of a row: its output's slot, the place of its state, and its age, 0
-    for the newest. ``newly_sealed`` are how many of the last candidates past rows must take over.
+    """State of a row: its output's slot, the index of its cached state in the slot, and its age, 0
+    for the newest. Past rows take over the last ``newly_sealed`` candidates.
     """
 
     slot: int
@@ -47,7 +47,7 @@ class _Step:
 
 
 class Revising:
-    """A `PagePolicy` over ``base``; its rows carry a `RevisedRow`, ``states`` what they keep."""
+    """A `PagePolicy` over ``base``; a row's state is a `RevisedRow`, ``states`` is the cache."""
 
     def __init__(self, base: PagePolicy, states: RevisionStates, local: Local = "exact") -> None:
         self.base = base
@@ -57,7 +57,7 @@ class Revising:
 
     @property
     def dense_layers(self) -> Container[int]:
-        """The base's: there all rows of the window read everything."""
+        """The base's: in these layers all rows of the window read all pages."""
         return self.base.dense_layers
 
     @property
@@ -66,8 +66,8 @@ class Revising:
 
     @property
     def listed_budget(self) -> tuple[int, int] | None:
-        """The base's, if it has any: see `SparsePolicy.listed_budget`. None if rows keep all that
-        they read, which no work list tells."""
+        """The base's, if it has one: see `SparsePolicy.listed_budget`. None for "stale" revision,
+        which device lists do not support."""
         if self.local == "stale":
             return None
         budget: tuple[int, int] | None = getattr(self.base, "listed_budget", None)
@@ -83,11 +83,11 @@ class Revising:
         return self.states.window
 
     def num_leading(self, rows: Sequence[SelectingRow]) -> int:
-        """The newest rows."""
+        """The number of newest rows."""
         return sum(_revised(row.state).age == 0 for row in rows)
 
     def limit(self, num_candidates: int, num_other: int) -> int:
-        """The base's; pages that are taken over come on top of it."""
+        """The base's; taken-over pages come on top of it."""
         return self.base.limit(num_candidates, num_other)
 
     def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> Sequence[int]:
@@ -96,7 +96,7 @@ class Revising:
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Choice:
-        """What each row reads: RetroAttention over sealed pages."""
+        """The pages of each row: RetroAttention over sealed pages."""
         step, states = self._step(candidates), self.states
         outputs = len(step.newest.rows)
         chosen = self.base.choose(layer, q[:outputs], step.newest)
@@ -105,7 +105,7 @@ class Revising:
         ordinals, valid = chosen.ordinals, column < chosen.counts[..., None]
         slots = step.slots[:outputs]
         registers = states.registers[layer, slots]
-        # a step that was computed in vain reads nothing new when it is made again
+        # a repeated step reads nothing new
         again = states.booked[layer, slots, 0] == step.newest.row_positions
         if step.taken_over.shape[1] and self.local == "exact":
             ordinals, valid = _with_taken_over(ordinals, valid, step.taken_over)
@@ -117,14 +117,14 @@ class Revising:
         known = registers.gather(-1, ordinals)
         repeated = again[step.owner]
         if self.local == "stale":
-            # what its newest row keeps holds more than what is joined: it begins anew
+            # the newest row's cached state covers more than the joined pages, so it starts anew
             again, repeated = torch.zeros_like(again), repeated & (step.ages > 0)
         new = valid[step.owner] & unseen(known[step.owner], step.ages + repeated)
         read, counts = _rising(ordinals[step.owner], new, candidates.table.pages.shape[1])
 
         def carried() -> AttnState:
             state = states.carried(layer, step.slots, step.places)
-            # the newest row takes the place of the one that left the window
+            # the newest row reuses the index of the row that left the window
             state.lse[:outputs].masked_fill_(~again[:, None], -torch.inf)
             state.out[:outputs].masked_fill_(~again[:, None, None], 0.0)
             return state
@@ -135,7 +135,7 @@ class Revising:
         return Choice(read, counts, carried, keep, told_all=self.local == "stale")
 
     def _step(self, candidates: Candidates) -> _Step:
-        """What the layers of a step have in common."""
+        """The tensors that a step's layers share."""
         if self._made is None or self._made[0] is not candidates:
             self.states.make_room(candidates.table.pages.shape[1])
             self._made = candidates, _read_step(candidates)
@@ -176,7 +176,7 @@ def _with_taken_over(
     valid: Bool[Tensor, "outputs kv_heads chosen"],
     taken_over: Int[Tensor, "outputs new"],
 ) -> tuple[Tensor, Tensor]:
-    """The choice with the pages that are taken over, each once."""
+    """The choice and the taken-over pages, each page once."""
     more = taken_over[:, None].expand(-1, ordinals.shape[1], -1)
     there = ((ordinals[..., None] == more[:, :, None]) & valid[..., None]).any(2)
     joined = torch.cat([ordinals, more.clamp_min(0)], -1)
@@ -188,8 +188,8 @@ def _with_read_before(
     pages: Int[Tensor, "outputs new"],
     again: Bool[Tensor, " outputs"],
 ) -> UInt8[Tensor, "outputs kv_heads pages"]:
-    """The registers of pages that are sealed now, which all rows of the window read when they were
-    not; unless the step is made again."""
+    """The registers, with newly sealed pages marked as read: all rows of the window read them while
+    they were open. A repeated step marks nothing."""
     each = pages[:, None].expand(-1, registers.shape[1], -1)
     before = _mask(registers, each.clamp_min(0), each >= 0) & ~again[:, None, None]
     return registers.masked_fill(before, 255)
@@ -200,10 +200,10 @@ def _mask(
     ordinals: Int[Tensor, "outputs kv_heads chosen"],
     valid: Bool[Tensor, "outputs kv_heads chosen"],
 ) -> Bool[Tensor, "outputs kv_heads pages"]:
-    """Which pages of the registers are among the valid ordinals."""
+    """Mask of the registers' pages that are valid ordinals."""
     pages = registers.shape[-1]
     places = torch.zeros(*registers.shape[:-1], pages + 1, dtype=torch.bool, device=valid.device)
-    # what is not valid goes to a place of its own
+    # invalid ordinals mark an extra column
     places.scatter_(-1, ordinals.masked_fill(~valid, pages), True)
     return places[..., :pages]
 
@@ -213,7 +213,7 @@ def _rising(
     new: Bool[Tensor, "rows kv_heads chosen"],
     past: int,
 ) -> tuple[Tensor, Tensor]:
-    """The new ordinals in front, rising, and how many they are."""
+    """The new ordinals first, ascending, and their number."""
     counts = new.sum(-1)
     ranked = ordinals.masked_fill(~new, past).sort(-1).values
     return ranked.clamp_max(past - 1), counts

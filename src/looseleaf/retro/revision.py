@@ -1,8 +1,7 @@
-"""The rows of one output's window (RetroAttention), whatever its newest row chooses from.
+"""The rows of one output's revision window, independent of what its newest row chooses from.
 
-The newest row chooses what is read. It and the rows before it, as far as they are in the window,
-are rows of the step like any other, each at its own position; their keys and values go where they
-went before."""
+A step has the newest row and the window's past rows, each at its own position. Keys and values of
+past rows overwrite their old slots."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,8 @@ from looseleaf.retro import Window, window_for
 
 @dataclass(eq=False)
 class Revision(Feature):
-    """One output's window. ``free_rows`` is how many rows a step may have before an adaptive window
-    falls; ``counts_keys`` whether `counts` are of keys, not of pages.
+    """One output's window. An adaptive window shrinks above ``free_rows`` rows a step.
+    ``counts_keys`` tells whether `counts` are of keys, not of pages.
     """
 
     counts_keys: ClassVar[bool] = False
@@ -30,29 +29,27 @@ class Revision(Feature):
     def rows(
         self, sequence: FeatureSequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
     ) -> list[DecodeRow]:
-        """The rows of a step, the newest first: of ``rows``, the only one as it would be without
-        revision.
+        """The rows of a step, newest first; ``rows`` has the single row without revision.
 
-        Where the newest row reads everything, or a window falls to one row, nothing is revised, and
-        nothing kept."""
+        The state restarts if the newest row reads everything, or the window shrinks to one row."""
         [newest] = rows
         return self.window_rows(newest, self.width(num_outputs, num_new_rows))
 
     def window_rows(self, newest: DecodeRow, width: int) -> list[DecodeRow]:
-        """``newest`` and the rows before it, at most ``width`` in all."""
+        """``newest`` and its past rows, at most ``width`` in all."""
         raise NotImplementedError
 
     def counts(self) -> list[int]:
-        """What rows read at their own step and with some steps behind it, as far as counted."""
+        """Reads of rows at their own step, and including later steps, as far as counted."""
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Nothing is kept of the rows so far."""
+        """Drop the state of all rows."""
         self.window.restart()
         self._trimmed = []
 
     def reset(self) -> None:
-        """Let go of what is kept: the output has ended, or starts over."""
+        """Release the state: the output has ended, or restarts."""
         self.restart()
 
     def width(self, num_outputs: int, num_new_rows: int) -> int:
@@ -63,9 +60,9 @@ class Revision(Feature):
         return window_for(width, num_outputs, self.free_rows - num_new_rows)
 
     def tail(self, newest: ReadSpan, age: int) -> ReadSpan:
-        """The tail as the row ``age`` before the newest sees it."""
+        """The tail that the row ``age`` before the newest sees."""
         length = newest.length - age
-        # where rows read everything, those of a window read what is final together
+        # in dense layers the rows of a window share the read of final pages
         return replace(
             newest,
             pages=self._pages(newest, length),
@@ -74,8 +71,8 @@ class Revision(Feature):
         )
 
     def _pages(self, tail: ReadSpan, length: int) -> Rows[int]:
-        """The pages that ``length`` keys of the tail stand in: the same object as long as it is the
-        same pages, by which rows are known from step to step.
+        """The pages of the tail's first ``length`` keys; the same object while they are the same
+        pages, since the object identifies the row.
         """
         count = -(-length // self.page_size)
         if count == len(tail.pages):
@@ -86,5 +83,5 @@ class Revision(Feature):
 
 
 def revision_of(sequence: FeatureSequence) -> Revision | None:
-    """The revision that a sequence has, if any."""
+    """The revision of ``sequence``, None if it has none."""
     return next((one for one in sequence.features if isinstance(one, Revision)), None)

@@ -1,7 +1,7 @@
-"""The revision of an output whose rows choose pages, and what makes the revisions of an engine.
+"""Revision of outputs whose rows choose pages, and the factory of an engine's revisions.
 
-What rows keep between steps lives in `RevisionStates`, in a slot of the output; what they keep of
-hosted documents is of each output (`looseleaf.retro.key_revision`)."""
+`RevisionStates` has the states of pages, in a slot per output. States over host-resident documents
+belong to each output (`looseleaf.retro.key_revision`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ from looseleaf.retro.revision import Revision
 
 @dataclass(eq=False)
 class PageRevision(Revision):
-    """That of an output whose newest row chooses pages; a slot of the states is held while it
-    decodes."""
+    """Revision of an output whose newest row chooses pages; it occupies a slot of the states while
+    it decodes."""
 
     policy: Revising
     exposure: Exposure = field(default_factory=Exposure)
@@ -65,7 +65,7 @@ class PageRevision(Revision):
         self.exposure.restart()
 
     def reset(self) -> None:
-        """As of every `Revision`; gives the slot back."""
+        """As `Revision.reset`; frees the slot."""
         self.restart()
         if self._slot is not None:
             self.policy.states.free(self._slot)
@@ -80,7 +80,7 @@ class PageRevision(Revision):
         newly_sealed = window.newly_sealed if age == 0 else 0
         state = RevisedRow(self._slot, place, age, newly_sealed)
         tail = self.tail(newest.tail, age)
-        # what is kept of a stale row holds what it read in any case
+        # the cached state of a stale row covers its open pages
         rest = age == 0 or self.revise.local == "exact"
         measured = age == 0 and newest.measured
         return SelectingRow(
@@ -90,8 +90,8 @@ class PageRevision(Revision):
 
 @dataclass
 class Revisions:
-    """Makes the revisions of one engine; outputs with the same policies are computed together.
-    ``settle`` waits until what steps read of hosted documents is read."""
+    """Makes the revisions of one engine; outputs with equal policies share an object, so they are
+    computed together. ``settle`` waits for reads of host-resident documents in flight."""
 
     shape: StateShape
     page_size: int
@@ -99,7 +99,7 @@ class Revisions:
     settle: Callable[[], None]
     batch_invariant: bool = False
     _states: dict[int, RevisionStates] = field(default_factory=dict)
-    # as long as an output has it
+    # entries live as long as an output uses them
     _policies: WeakValueDictionary[tuple[PagePolicy, int, Local], Revising] = field(
         default_factory=WeakValueDictionary
     )
@@ -108,7 +108,7 @@ class Revisions:
     def of(
         cls, model: Decoder, attention: PagedAttention, page_size: int, batch_invariant: bool
     ) -> "Revisions":
-        """For outputs of a model, which may be promised not to depend on their batch."""
+        """For outputs of ``model``; ``batch_invariant`` refuses adaptive windows."""
         config = model.config
         shape = StateShape(
             config.num_layers,
@@ -122,7 +122,7 @@ class Revisions:
 
     def revision(self, revise: Revise, base: PagePolicy | None) -> Revision | None:
         """The revision of a new output under ``base``; None if there is nothing to revise. Raises
-        InvalidOption for a window that depends on the batch where answers must not.
+        InvalidOption for an adaptive window with ``batch_invariant``.
         """
         self._require_steady(revise)
         if revise.window == 1 or base is None:
@@ -135,8 +135,9 @@ class Revisions:
         return PageRevision(revise, self.page_size, self.free_rows, policy)
 
     def hosted(self, revise: Revise) -> Revision | None:
-        """The revision of a new output that reads hosted documents by their indexes; raises as
-        `revision` does, and InvalidRequest where such rows can't be read.
+        """The revision of a new output with indexed reads of host-resident documents; None for a
+        window of one row. Raises as `revision`, and InvalidRequest for "stale" or without a C
+        compiler.
         """
         self._require_steady(revise)
         if revise.window == 1:
@@ -166,7 +167,7 @@ class Revisions:
             )
 
     def states(self, window: int) -> RevisionStates:
-        """What outputs with this window keep."""
+        """The states of outputs with this window."""
         if window not in self._states:
             self._states[window] = RevisionStates(self.shape, window)
         return self._states[window]

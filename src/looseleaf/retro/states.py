@@ -1,9 +1,9 @@
-"""What outputs carry from step to step while they are revised: seen-sets and the output cache.
+"""State of revised outputs between steps: seen-sets and the output cache.
 
 The output cache holds the attention state of every row in a window over the sealed pages that it
-has read. The row at position ``p`` has place ``p % window``, so nothing moves when a row comes or
-goes. States are fp32: a merge of many would round in fewer bits. The size depends on the window,
-not on the length of an output; only the registers have a byte a page."""
+has read. The row at position ``p`` uses index ``p % window``, so nothing moves when rows enter or
+leave. States are fp32, since many merges would round in fewer bits. The size depends on the window,
+not on an output's length; only the registers have a byte a page."""
 
 from dataclasses import dataclass
 
@@ -26,12 +26,11 @@ class StateShape:
 
 
 class RevisionStates:
-    """The states of all outputs with one ``window``; an output holds a slot from `take` to `free`.
+    """The states of all outputs with one ``window``; an output has a slot from `take` to `free`.
 
-    ``registers`` uint8 ``[layers, slots, kv_heads, pages]``; ``out`` fp32 ``[layers, slots, window,
-    qo_heads, head_dim]`` and ``lse`` without the last; ``booked`` int64 ``[layers, slots,
-    kv_heads]`` the position of the newest row that was booked. All grow as they are needed, and are
-    other tensors then.
+    ``registers`` is uint8 ``[layers, slots, kv_heads, pages]``, ``out`` fp32 ``[layers, slots,
+    window, qo_heads, head_dim]``, and ``lse`` lacks its last axis. ``booked`` is int64 ``[layers,
+    slots, kv_heads]``, the position of the last recorded newest row. Growth replaces the tensors.
     """
 
     def __init__(self, shape: StateShape, window: int) -> None:
@@ -49,7 +48,7 @@ class RevisionStates:
         self._free: list[int] = []
 
     def take(self) -> int:
-        """A slot for an output: its pages were read by nobody, and its states mean nothing."""
+        """A slot for an output: its pages are unread, its states undefined."""
         if not self._free:
             slots = self.registers.shape[1]
             more = max(4, slots)
@@ -63,12 +62,12 @@ class RevisionStates:
         return slot
 
     def free(self, slot: int) -> None:
-        """The output is done with its slot."""
+        """Release the slot of an output."""
         assert slot not in self._free, "a slot was freed twice"
         self._free.append(slot)
 
     def make_room(self, num_pages: int) -> None:
-        """Registers for so many pages of an output."""
+        """Enlarge the registers to ``num_pages`` pages of an output."""
         pages = self.registers.shape[3]
         if num_pages > pages:
             self.registers = _grown(self.registers, 3, max(num_pages, 2 * pages, 64) - pages)
@@ -76,7 +75,7 @@ class RevisionStates:
     def carried(
         self, layer: int, slots: Int[Tensor, " rows"], places: Int[Tensor, " rows"]
     ) -> AttnState:
-        """What rows have kept, ``[rows, qo_heads, …]``."""
+        """The cached states of rows, ``[rows, qo_heads, …]``."""
         return AttnState(self.out[layer, slots, places], self.lse[layer, slots, places])
 
     def keep(
@@ -87,7 +86,7 @@ class RevisionStates:
         out: Float[Tensor, "rows qo_heads head_dim"],
         lse: Float[Tensor, "rows qo_heads"],
     ) -> None:
-        """Keep the states of rows for the next step."""
+        """Store the states of rows for the next step."""
         self.out[layer, slots, places], self.lse[layer, slots, places] = out.float(), lse.float()
 
 

@@ -1,8 +1,7 @@
-"""Which keys a decoding row reads: policies that choose pages, one file each.
+"""Policies that choose the pages that a decode row reads, or evict keys: one file each.
 
-A *scorer* says how much each query head of a row wants each of its candidate pages; what is common
-to all of them, budgets and pages that are read in any case, is `SparsePolicy`. README.md beside
-this file says how a policy plugs into a step."""
+A *scorer* rates each candidate page for each query head of a row. `SparsePolicy` adds budgets and
+mandatory pages. README.md in this folder is the contract between a policy and a step."""
 
 from looseleaf.config import EVICTING, Select
 from looseleaf.sparse.break_even import BreakEven
@@ -34,8 +33,8 @@ __all__ = [
 
 
 def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
-    """The policy that ``select`` names, None if it reads all pages: so does ``retrieval``, which is
-    about documents that have none."""
+    """The policy that ``select`` names; None for policies that read all pages or evict keys, and
+    for ``retrieval``, which works on documents outside of the pool."""
     if select is None or select.policy in ("all", "retrieval", *EVICTING):
         return None
     scorers: dict[str, Scorer] = {

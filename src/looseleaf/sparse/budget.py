@@ -1,4 +1,4 @@
-"""How many pages a row reads for a KV head, in pages: what `Select` says in tokens and shares."""
+"""A row's budget for a KV head, in pages: `Select` states it in tokens and shares."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from looseleaf.config import Select, share_of
 
 @dataclass(frozen=True)
 class Budget:
-    """At most ``pages`` or the share ``ratio`` of all pages, if either is given; with ``mass`` as
-    few as are expected to hold that share of the attention. The first ``sink`` and the last
-    ``recent`` pages are read in any case, if the budget has room for them."""
+    """At most ``pages``, or the share ``ratio`` of all pages; with ``mass`` the fewest pages that
+    are expected to hold that share of the attention. The first ``sink`` and the last ``recent``
+    pages are mandatory, as far as the budget allows."""
 
     pages: int | None = None
     ratio: float | None = None
@@ -25,7 +25,7 @@ class Budget:
             return -(-tokens // page_size)
 
         most = None if select.tokens is None else pages(select.tokens)
-        # all of the attention is held by all pages, however small their shares
+        # all attention means all pages, however small their shares
         mass = None if select.mass == 1.0 else select.mass
         return cls(most, select.ratio, mass, pages(select.sink), pages(select.recent))
 

@@ -1,4 +1,4 @@
-"""From scores to a choice: how query heads agree, what is read in any case, and how many pages."""
+"""The choice from scores: agreement of query heads, mandatory pages, number of pages."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,13 +16,12 @@ def choose_pages(
     budget: Budget,
     group: GroupRule,
 ) -> Choice:
-    """The candidates with the largest scores, as many as each row's limit in
-    the layer.
+    """The candidates with the largest scores, up to each row's limit in the layer.
 
-    Pages outside the layer's window come last, those of the budget's sink and recent pages first.
-    Query heads agree by the largest of their scores, or by the sum of the shares of attention that
-    they expect (a softmax over pages). A budget of mass stops once the mean of these shares over
-    the chosen pages reaches it. Ties go to the earlier page.
+    Pages outside the layer's window rank last, the budget's sink and recent pages first. Query
+    heads agree by the largest of their scores, or by the sum of their expected shares of attention
+    (a softmax over pages). A mass budget ends once the mean of these shares over the chosen pages
+    reaches it. Ties go to the earlier page.
     """
     table = candidates.table
     worth, shares = _worth(scores, candidates, layer, budget, group)
@@ -32,7 +31,7 @@ def choose_pages(
     if budget.mass is not None:
         assert shares is not None
         kept &= _within(budget.mass, shares, ranked, order)
-    # rising, and what is not kept behind all that is
+    # ascending, with unselected pages last
     past = table.pages.shape[1]
     ordinals = order.masked_fill(~kept, past).sort(-1).values
     return Choice(ordinals.clamp_max(past - 1), kept.sum(-1))
@@ -45,8 +44,8 @@ def page_worth(
     budget: Budget,
     group: GroupRule,
 ) -> Float[Tensor, "rows kv_heads most"]:
-    """What `choose_pages` ranks by: inf for what it reads in any case, -inf for what it leaves out
-    whatever the limit."""
+    """The ranks of `choose_pages`: inf for mandatory pages, -inf for pages beyond the mass or the
+    layer's window."""
     worth, shares = _worth(scores, candidates, layer, budget, group)
     if budget.mass is None:
         return worth
@@ -63,7 +62,7 @@ def _worth(
     budget: Budget,
     group: GroupRule,
 ) -> tuple[Float[Tensor, "rows kv_heads most"], Float[Tensor, "rows kv_heads most"] | None]:
-    """What query heads agree on, and the shares of attention that they expect, if asked for."""
+    """The scores that query heads agree on, and their expected shares of attention if needed."""
     visible = candidates.visible(layer)[:, None]  # [rows, 1, most]
     scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
     shares = None
@@ -76,7 +75,7 @@ def _worth(
 
 
 def _capped(scores: Tensor, soft_cap: float) -> Tensor:
-    """As a softmax takes them: what ranks pages needs no cap, what they hold does."""
+    """Soft-capped scores, as the softmax takes them; ranking needs no cap, shares do."""
     if not soft_cap:
         return scores
     capped = soft_cap * torch.tanh(scores / soft_cap)
@@ -86,7 +85,7 @@ def _capped(scores: Tensor, soft_cap: float) -> Tensor:
 def _shares(
     scores: Float[Tensor, "rows kv_heads group most"],
 ) -> Float[Tensor, "rows kv_heads most"]:
-    """The mean over query heads of what a softmax over pages gives each; 0 where all is hidden."""
+    """The mean over query heads of a softmax over pages; 0 if all pages are hidden."""
     return scores.softmax(-1).nan_to_num(0.0).mean(2)
 
 
@@ -96,7 +95,7 @@ def _within(
     ranked: Float[Tensor, "rows kv_heads count"],
     order: Int[Tensor, "rows kv_heads count"],
 ) -> Bool[Tensor, "rows kv_heads count"]:
-    """Which of the best are read until they hold ``mass``, or in any case."""
+    """Mask of the best pages that together hold ``mass``, and of the mandatory ones."""
     held = shares.gather(-1, order)
     before = held.cumsum(-1) - held
     return (before < mass) | (ranked == torch.inf)
@@ -105,6 +104,6 @@ def _within(
 def _ranked(
     worth: Float[Tensor, "rows kv_heads most"], count: int
 ) -> tuple[Float[Tensor, "rows kv_heads count"], Int[Tensor, "rows kv_heads count"]]:
-    """The ``count`` best, best first, with their ordinals."""
+    """The ``count`` best scores, descending, with their ordinals."""
     ranked, order = worth.sort(dim=-1, descending=True, stable=True)
     return ranked[..., :count], order[..., :count]

@@ -1,9 +1,8 @@
-"""Policies that throw keys away: what a request never reads again gives its pages back.
+"""Eviction: policies that delete keys of a request's own text, and free their pages.
 
-Only a request's own text can be cut down: nobody else reads it. For every KV head and layer the
-keys that are kept move together at the front of the text's pages; they stay turned as they were, so
-that nothing but their order in memory changes. What is gone is gone, unlike with policies that
-choose pages anew for every token.
+Only a request's own text is evictable: other requests never read it. For every KV head and layer
+the kept keys move together to the start of the text's pages. Their rotation stays, so only their
+order in memory changes. Evicted keys are lost, unlike pages that a policy chooses per token.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from looseleaf.kv.pool import PagePool
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import Rotation, ScoreRule
 
-# weights of so many rows are held at a time, for all heads and keys
+# rows whose weights are in memory together, for all heads and keys
 _TILE_ROWS = 32
 
 
 @runtime_checkable
 class Evictor(Protocol):
-    """Says which of a text's keys are kept, from the attention they get."""
+    """Ranks a text's keys by the attention that they receive."""
 
     @property
     def capacity(self) -> int:
@@ -33,11 +32,11 @@ class Evictor(Protocol):
 
     @property
     def only_prompt(self) -> bool:
-        """Whether keys go after the prompt only; else whenever there is a page too many."""
+        """Whether keys are evicted only after the prompt; otherwise at every excess page."""
         ...
 
     def rows(self, count: int, ends_prompt: bool) -> int:
-        """How many of the last of ``count`` rows of a step it wants to know the attention of."""
+        """How many of a step's last rows, of ``count``, the scores need the attention of."""
         ...
 
     def scores(
@@ -45,29 +44,29 @@ class Evictor(Protocol):
         before: Float[Tensor, "kv_heads keys"],
         weights: Float[Tensor, "rows kv_heads group keys"],
     ) -> Float[Tensor, "kv_heads keys"]:
-        """What each key is worth after a step, from its worth before (0 for new keys) and the
-        attention of the rows that were wanted."""
+        """The score of each key after a step, from its score ``before`` (0 for new keys) and the
+        attention ``weights`` of the observed rows."""
         ...
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
-        """The keys that are kept of more than ``capacity``, rising; the newest is among them."""
+        """The kept keys, ascending, of more than ``capacity``; the newest is among them."""
         ...
 
 
 @dataclass(frozen=True)
 class TextPages:
-    """The text of one output in memory: its pages, and how many keys they hold."""
+    """The text of one output in memory: its pages and number of keys."""
 
     pool: PagePool
     pages: Sequence[int]
     num_keys: int
 
     def keys(self, layer: int) -> Float[Tensor, "kv_heads keys head_dim"]:
-        """Its keys in one layer, as they are stored."""
+        """Its keys in one layer, as stored."""
         return self._read(self.pool.layer(layer)[0])
 
     def compact(self, layer: int, kept: Int[Tensor, "kv_heads kept"]) -> None:
-        """Move the kept keys and values of every KV head to the front."""
+        """Move the kept keys and values of every KV head to the start."""
         size, head_dim = self.pool.page_size, self.pool.kv.shape[-1]
         index = kept[..., None].expand(-1, -1, head_dim)
         place = torch.arange(kept.shape[1], device=kept.device)
@@ -86,7 +85,7 @@ class TextPages:
 
 @dataclass(eq=False)
 class Eviction:
-    """What one output has kept and thrown away; ``num_evicted`` keys are gone from its text."""
+    """Eviction of one output: the scores of its kept keys, and the number of evicted ones."""
 
     evictor: Evictor
     rotations: Sequence[Rotation]
@@ -100,15 +99,15 @@ class Eviction:
     def see(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], ends_prompt: bool
     ) -> None:
-        """A step asks with these queries, unrotated, of consecutive rows of the text."""
+        """Observe the unrotated queries ``q`` of consecutive rows of the text."""
         count = self.evictor.rows(len(q), ends_prompt or self.evictor.only_prompt)
         if count and not self._prompt_done:
             self._asked[layer] = q[len(q) - count :].clone()
 
     def book(self, text: TextPages, position: int, ends_prompt: bool) -> None:
-        """The step is computed, its newest row at ``position``: weigh the keys anew.
+        """Update the scores after a step, whose newest row is at ``position``.
 
-        Where only the end of a prompt counts, its queries are kept from chunk to chunk."""
+        Where only the prompt's end counts, its queries accumulate over chunks."""
         for layer, q in self._asked.items():
             held = self._wanted.get(layer)
             both = q if held is None else torch.cat([held, q])
@@ -132,13 +131,13 @@ class Eviction:
         self._wanted = {}
 
     def due(self, num_keys: int, page_size: int, ends_prompt: bool) -> bool:
-        """Whether keys are to go now: there are more than fit, and pages to be had."""
+        """Whether to evict now: the keys exceed the capacity, and eviction frees a page."""
         if self.evictor.only_prompt or ends_prompt:
             return ends_prompt and num_keys > self.evictor.capacity
         return num_keys >= self.evictor.capacity + page_size
 
     def evict(self, text: TextPages) -> int:
-        """Throw away what is least worth; how many keys are left."""
+        """Evict the keys with the lowest scores; returns the number of kept keys."""
         for layer, scores in self._scores.items():
             kept = self.evictor.keep(scores)
             text.compact(layer, kept)
@@ -148,7 +147,7 @@ class Eviction:
         return left
 
     def reset(self) -> None:
-        """The output starts over, with everything."""
+        """Restart the output, with all of its keys."""
         self.num_evicted = 0
         self._scores, self._asked, self._wanted = {}, {}, {}
         self._prompt_done = False
@@ -161,7 +160,7 @@ class Eviction:
         positions: Int[Tensor, " rows"],
         ahead: Int[Tensor, " rows"],
     ) -> Float[Tensor, "rows kv_heads group keys"]:
-        """The softmax of rows that see all keys but the ``ahead`` last ones."""
+        """The softmax of rows that see all keys except the ``ahead`` last ones."""
         rule = self.rules[layer]
         turned = rotate(q.float(), positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
         scores = torch.einsum("rhgd,hnd->rhgn", turned, keys) * rule.softmax_scale
@@ -175,7 +174,7 @@ class Eviction:
 def best(
     scores: Float[Tensor, "kv_heads keys"], count: int, recent: int
 ) -> Int[Tensor, "kv_heads kept"]:
-    """The ``count`` keys with the largest scores, the last ``recent`` among them; rising."""
+    """The ``count`` keys with the largest scores, ascending; the last ``recent`` are included."""
     forced = scores.clone()
     forced[:, scores.shape[1] - recent :] = torch.inf
     order = forced.sort(dim=-1, descending=True, stable=True).indices

@@ -1,4 +1,4 @@
-"""The policies that throw keys away, by name."""
+"""The eviction policies, by name."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,8 +15,8 @@ _EVICTORS: Mapping[str, Callable[[int], Evictor]] = MappingProxyType(
 
 
 def make_evictor(select: Select | None, num_tokens: int) -> Evictor | None:
-    """The policy that ``select`` names for a prompt of so many tokens, None if it throws nothing
-    away."""
+    """The eviction policy that ``select`` names, for a prompt of ``num_tokens`` tokens; None if it
+    evicts nothing."""
     if select is None or select.policy not in _EVICTORS:
         return None
     kept = select.tokens

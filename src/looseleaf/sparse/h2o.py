@@ -1,7 +1,7 @@
-"""H2O (arXiv 2306.14048): the keys that have been attended to most, and the newest, half each.
+"""H2O (arXiv 2306.14048): keeps the keys with the most attention, and the newest, half each.
 
-Attention adds up over all tokens so far. The paper throws away a token a step; here a page of
-tokens goes at once. The heads of a group share keys, so theirs is the mean."""
+Attention adds up over all tokens so far. The paper evicts one token a step, this code a page of
+tokens at a time. The heads of a group share keys, so their attention is averaged."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ class H2O:
 
     @property
     def only_prompt(self) -> bool:
-        """What is generated goes too."""
+        """False: generated tokens are evicted too."""
         return False
 
     def rows(self, count: int, ends_prompt: bool) -> int:
-        """All."""
+        """All rows."""
         return count
 
     def scores(
@@ -35,5 +35,5 @@ class H2O:
         return before + weights.mean(2).sum(0)
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
-        """The best, and the newest half."""
+        """The best keys, and the newest half."""
         return best(scores, self.capacity, max(1, self.capacity // 2))

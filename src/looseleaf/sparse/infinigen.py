@@ -1,10 +1,9 @@
-"""Scores by a few dims of every key, after InfiniGen (arXiv 2406.19707), which guesses attention
-from some columns of queries and keys.
+"""Scores from a few dims of every key, after InfiniGen (arXiv 2406.19707).
 
-InfiniGen skews the model's weights so that the columns can be fixed when the prompt is read, and
-guesses for the next layer. Here nothing is fixed: the dims are those in which the row's own query
-is largest, in the frame of the span, summed over the heads of the group, and the layer is the
-row's own. Keys are read for it, in these dims only; nothing is kept of a page."""
+InfiniGen skews the model's weights, fixes the columns when it reads the prompt, and predicts the
+next layer. This scorer fixes nothing: it uses the dims in which the row's own query is largest, in
+the span's frame, summed over the heads of the group, for the row's own layer. Keys are read in
+these dims only; pages have no summary."""
 
 from dataclasses import dataclass
 
@@ -22,11 +21,11 @@ class Partial:
 
     @property
     def summary(self) -> Summary | None:
-        """None: the keys themselves are read."""
+        """None: the scorer reads the keys."""
         return None
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """Some dims of every key."""
+        """A quarter of the dims of every key."""
         return page_size * self._num_dims(head_dim)
 
     def scores(

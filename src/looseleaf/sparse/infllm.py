@@ -1,9 +1,9 @@
-"""A page is worth what its representative keys score: the block rule of InfLLM (arXiv 2402.04617),
-with other representatives.
+"""Scores from a page's representative keys: InfLLM's block rule (arXiv 2402.04617), with other
+representatives.
 
-InfLLM takes the keys of a block that the local queries after them attended to most. A segment that
-is read anywhere keeps no queries, so the representatives are the keys farthest from the mean of
-their page, which are what a mean of all keys would hide. The score is the mean over them."""
+InfLLM represents a block by the keys that later local queries attended to most. A reusable segment
+stores no queries, so the representatives are the keys farthest from their page's mean, which a mean
+of all keys would hide. The score is the mean over them."""
 
 from dataclasses import dataclass
 
@@ -22,9 +22,9 @@ def mean_representative(
     k_pages: Float[Tensor, "layers pages kv_heads page_size head_dim"],
     num_keys: Int[Tensor, " pages"],
 ) -> Float[Tensor, "layers pages kv_heads head_dim"]:
-    """The mean of the (at most four) keys of a page that stand farthest from the page's mean.
+    """The mean of the (at most four) keys of a page that are farthest from the page's mean.
 
-    A query's product with it is the mean of its products with them."""
+    A query's product with it is the mean of its products with the representatives."""
     keys = k_pages.float()
     slots = torch.arange(keys.shape[3], device=keys.device)
     used = (slots < num_keys[:, None])[:, None, :, None]  # [pages, 1, page_size, 1]
@@ -54,7 +54,7 @@ class Representatives:
         return REPRESENTATIVES
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """0: it looks at no key itself."""
+        """0: scores use summaries only."""
         return 0
 
     def scores(

@@ -1,9 +1,8 @@
-"""How a budget is spread over the layers that choose: all alike, as a pyramid, or by weights.
+"""Distribution of a budget over the choosing layers: equal, as a pyramid, or by weights.
 
 The pyramid is PyramidKV's (arXiv 2406.02069, section 4.2): an arithmetic sequence that falls from
-the first layer to the last, which gets a twentieth of the mean; the layers together get what they
-would get if all were alike. The paper says so of keys that are kept; here it is a schedule for
-whatever is counted, pages that are read or keys."""
+the first layer to the last, which gets a twentieth of the mean; the sum is that of equal layers.
+The paper applies it to kept keys. This schedule applies to any count, pages read or keys."""
 
 from dataclasses import dataclass
 
@@ -13,13 +12,13 @@ import numpy.typing as npt
 from looseleaf.config import LayerBudgets, Select
 
 _LEAST_SHARE = 1 / 20
-# halvings of an interval, after which it holds one number
+# bisection steps, after which the interval holds one float
 _HALVINGS = 64
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each layer gets of a budget; layers that are dense get none of it."""
+    """Each layer's part of a budget; dense layers get none."""
 
     budgets: LayerBudgets = "flat"
     dense_layers: frozenset[int] = frozenset()
@@ -30,11 +29,11 @@ class Schedule:
         return cls(select.layer_budgets, frozenset(select.layers_read_densely))
 
     def spread(self, count: int, most: int, num_layers: int) -> list[int]:
-        """What every layer gets, if those that choose get ``count`` each on average and none can
-        use more than ``most``; 0 for dense layers.
+        """The count of every layer, if choosing layers get ``count`` each on average and at most
+        ``most``; 0 for dense layers.
 
-        Together they get ``count`` times their number, to the unit: what one can't use goes to the
-        others. With a larger ``count`` no layer gets less."""
+        The sum is exact: excess over ``most`` goes to the other layers. A larger ``count`` never
+        reduces a layer's part."""
         choosing = [layer for layer in range(num_layers) if layer not in self.dense_layers]
         counts = [0] * num_layers
         if self.budgets == "flat":
@@ -52,8 +51,8 @@ class Schedule:
 
 
 def _apportioned(total: int, weights: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.int64]:
-    """``total`` units by ``weights``, each no more than ``most``: every weight times one number,
-    rounded (Webster's method, under which nobody loses by a larger total)."""
+    """``total`` units by ``weights``, at most ``most`` each: weights times one scale, rounded
+    (Webster's method, under which a larger total reduces no part)."""
     total = min(total, most * len(weights))
 
     def given(scale: float) -> npt.NDArray[np.int64]:
@@ -64,7 +63,7 @@ def _apportioned(total: int, weights: npt.NDArray[np.float64], most: int) -> npt
         middle = (low + high) / 2
         low, high = (middle, high) if given(middle).sum() <= total else (low, middle)
     counts = given(low)
-    # whose next unit is due at the same number: the earlier layer first
+    # units due at the same scale go to earlier layers first
     due = np.flatnonzero(given(high) > counts)[: total - counts.sum()]
     counts[due] += 1
     return counts

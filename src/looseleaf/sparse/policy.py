@@ -16,29 +16,29 @@ from looseleaf.sparse.layers import Schedule
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Says how much each query head wants each page. Equal scorers give equal scores."""
+    """Scores each page for each query head. Equal scorers give equal scores."""
 
     @property
     def summary(self) -> Summary | None:
-        """What it must know of every page."""
+        """The page summary that scores need, if any."""
         ...
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """How many numbers of a page's keys it looks at, for a KV head."""
+        """Numbers of a page's keys that the scores read, per KV head."""
         ...
 
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
-        """What each query head of a KV head expects of each candidate, as the score of one of its
-        keys (scaled, as the softmax takes it): fp32, anything where there is no candidate."""
+        """Expected score of one key of each candidate, for each query head of a KV head, scaled as
+        for the softmax: fp32, undefined for padding."""
         ...
 
 
 @dataclass(frozen=True)
 class PageWorth:
-    """What a scorer, a budget's mass and what it reads in any case make of pages; implements
-    `Worth`. Policies that differ in how many pages they read have the same."""
+    """Implements `Worth`: scores with mandatory pages and a mass budget applied. Policies that
+    differ only in their number of pages have equal worths."""
 
     scorer: Scorer
     budget: Budget
@@ -63,8 +63,8 @@ class PageWorth:
 class SparsePolicy:
     """Reads the pages with the largest scores; implements `PagePolicy`.
 
-    ``group`` is how the query heads of a KV head agree: see `choose_pages`. ``layer_budgets`` say
-    how the budget is spread over the layers that are not dense: see `Schedule`.
+    ``group`` is the agreement of a KV head's query heads: see `choose_pages`. ``layer_budgets``
+    distributes the budget over the layers that are not dense: see `Schedule`.
     """
 
     scorer: Scorer
@@ -75,18 +75,17 @@ class SparsePolicy:
 
     @property
     def summary(self) -> Summary | None:
-        """What the scorer must know of every page."""
+        """The page summary that the scorer needs."""
         return self.scorer.summary
 
     @property
     def listed_budget(self) -> tuple[int, int]:
-        """Pages of the sink and recent ones: a work list on a device can tell what is chosen."""
+        """Sink and recent pages, by which a device list makes the choice."""
         return self.budget.sink, self.budget.recent
 
     @property
     def worth(self) -> PageWorth | None:
-        """What pages are chosen by; None if it is the largest products of a query head and what is
-        kept of a page."""
+        """The page scores; None if they are the largest products of query heads and summaries."""
         if self.summary is not None and self.group == "max" and self.budget.mass is None:
             return None
         return PageWorth(self.scorer, replace(self.budget, pages=None, ratio=None), self.group)
@@ -95,8 +94,7 @@ class SparsePolicy:
         return self.budget.limit(num_candidates, num_other)
 
     def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> list[int]:
-        """Its limit in every layer: what is read in any case is read in all, and what the budget
-        holds besides is spread."""
+        """The limit of every layer: mandatory pages in each, the rest of the budget distributed."""
         limit = self.limit(num_candidates, num_other)
         always = self.budget.sink + max(0, self.budget.recent - num_other)
         always = min(limit, max(1, always))
@@ -107,7 +105,7 @@ class SparsePolicy:
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Choice:
-        """The pages that are wanted most, per row and KV head."""
+        """The pages with the largest scores, per row and KV head."""
         scores = self.scorer.scores(layer, q, candidates)
         choice = choose_pages(scores, candidates, layer, self.budget, self.group)
         size = candidates.pool.page_size

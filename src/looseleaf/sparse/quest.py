@@ -1,7 +1,7 @@
-"""Quest (arXiv 2406.10774): the largest score that any key of a page could have, from its bounds.
+"""Quest (arXiv 2406.10774): an upper bound of the scores of a page's keys, from their bounds.
 
-Of every page the least and the largest key are kept, dim by dim. The paper's kernels know one KV
-head per query head; here the heads of a group agree on the pages of their KV head."""
+Every page stores the least and the largest value of its keys, dim by dim. The paper's kernels have
+one KV head per query head; here the heads of a group choose the pages of their KV head together."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Quest:
         return BOUNDS
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """0: it looks at no key itself."""
+        """0: scores use summaries only."""
         return 0
 
     def scores(
@@ -42,7 +42,7 @@ def vector_scores(
     queries: Float[Tensor, "spans qo_heads width"],
     candidates: Candidates,
 ) -> Float[Tensor, "rows kv_heads group most"]:
-    """The products of queries in their frames with the one vector that is kept of every page."""
+    """The products of rotated queries with the one summary vector of every page."""
     summaries, table = candidates.summaries, candidates.table
     assert summaries is not None, "the policy asked for summaries"
     vectors = summaries.layer(layer)[table.pages].float()  # [rows, most, kv_heads, width]

@@ -1,7 +1,7 @@
-"""SnapKV (arXiv 2404.14469): of a prompt the keys stay that its last tokens attend to.
+"""SnapKV (arXiv 2404.14469): keeps the prompt keys that the prompt's last tokens attend to.
 
-Scores are the mean attention of the last ``observed`` rows, smoothed over neighbours; the heads of
-a group share keys, so theirs is the mean (the paper keeps keys per query head)."""
+Scores are the attention of the last ``observed`` rows, smoothed over neighbours. The heads of a
+group share keys, so their attention is averaged; the paper keeps keys per query head."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from looseleaf.sparse.evicting import best
 
 @dataclass(frozen=True)
 class SnapKV:
-    """Keeps ``capacity`` keys of a prompt, those of the last ``observed`` tokens among them."""
+    """Keeps ``capacity`` keys of a prompt, including those of the last ``observed`` tokens."""
 
     capacity: int
     observed: int = 32
@@ -22,11 +22,11 @@ class SnapKV:
 
     @property
     def only_prompt(self) -> bool:
-        """What is generated stays."""
+        """True: generated tokens are kept."""
         return True
 
     def rows(self, count: int, ends_prompt: bool) -> int:
-        """The last ones of the prompt."""
+        """The last rows of the prompt."""
         return min(count, self.observed) if ends_prompt else 0
 
     def scores(
@@ -38,7 +38,7 @@ class SnapKV:
         return before + weights.mean(2).sum(0)
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
-        """The best after smoothing, and the observers."""
+        """The best keys after smoothing, and the observed rows' own."""
         smooth = torch.nn.functional.avg_pool1d(
             scores[None], self.pool, stride=1, padding=self.pool // 2, count_include_pad=False
         )[0]

@@ -1,6 +1,6 @@
-"""The newest pages and the first few (StreamingLLM, arXiv 2309.17453): looks at no key.
+"""StreamingLLM (arXiv 2309.17453): the newest pages and the first few, independent of the keys.
 
-Keys keep their true positions; the paper moves them together, which frames make unnecessary."""
+Keys keep their true positions. The paper moves them together, which frames make unnecessary."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,15 @@ from looseleaf.kv.summaries import Summary
 
 @dataclass(frozen=True)
 class Window:
-    """The later a page, the more it is wanted."""
+    """Scores later pages higher."""
 
     @property
     def summary(self) -> Summary | None:
-        """None: no key counts."""
+        """None: scores use no keys."""
         return None
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """0: it looks at no key itself."""
+        """0: scores use no keys."""
         return 0
 
     def scores(

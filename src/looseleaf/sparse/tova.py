@@ -1,7 +1,7 @@
-"""TOVA (arXiv 2401.06104): what the newest token attends to least goes.
+"""TOVA (arXiv 2401.06104): evicts the keys that the newest token attends to least.
 
-One choice for all heads of a layer, by the mean of their attention. The paper throws away a token a
-step; here a page of tokens goes at once, by the attention of the token that fills it."""
+All heads of a layer evict the same keys, by their mean attention. The paper evicts one token a
+step, this code a page of tokens at a time, by the attention of the token that fills the page."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ class Tova:
 
     @property
     def only_prompt(self) -> bool:
-        """What is generated goes too."""
+        """False: generated tokens are evicted too."""
         return False
 
     def rows(self, count: int, ends_prompt: bool) -> int:
-        """The newest."""
+        """The newest row."""
         return 1
 
     def scores(
@@ -31,9 +31,9 @@ class Tova:
         before: Float[Tensor, "kv_heads keys"],
         weights: Float[Tensor, "rows kv_heads group keys"],
     ) -> Float[Tensor, "kv_heads keys"]:
-        """The mean over all heads; what was before does not count."""
+        """The mean over all heads; earlier scores do not count."""
         return weights.mean((0, 1, 2)).expand_as(before)
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
-        """The best, and the newest."""
+        """The best keys, and the newest."""
         return best(scores, self.capacity, 1)

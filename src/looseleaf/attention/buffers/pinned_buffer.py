@@ -1,5 +1,4 @@
-"""Int32 arrays at fixed addresses on a device, and the pinned memory of the host that they are
-written to."""
+"""Int32 arrays at fixed device addresses, and the pinned host memory that feeds them."""
 
 from collections.abc import Mapping
 
@@ -12,15 +11,14 @@ from looseleaf.ops.fetch_numbers import BLOCK, fetch_numbers, fetch_turn, num_bl
 class PinnedBuffer:
     """Int32 arrays of fixed ``sizes``; ``tensors`` on the device are always the same objects.
 
-    A graph brings the numbers itself, by `fetch`; without a graph `send` copies them. With one
-    side of host memory a writer first waits until its numbers have been fetched. Two sides are used
-    in turn: the host writes to one while the device still reads the other. Of a side as much is
-    fetched as was written. `sent` reports a replay that fetches once; `unsent` reports a fetch that
-    was for no replay."""
+    `fetch` is a captured copy, `send` a copy outside of graphs. With one side of host memory a
+    writer first waits until its numbers are fetched. With two sides the host writes one while the
+    device reads the other. A fetch copies only the written blocks of a side. The caller reports a
+    replay, which fetches once, by `sent`, and a fetch outside of a replay by `unsent`."""
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device, *, sides: int = 1) -> None:
         self._starts, length = places(sizes)
-        # a side begins with the count of numbers to fetch, block by block
+        # a side begins with the count of numbers to fetch in each block
         self._blocks = num_blocks(length) if sides > 1 else 0
         on_gpu = device.type == "cuda"
         self._flat = torch.zeros(length, dtype=torch.int32, device=device)
@@ -33,8 +31,8 @@ class PinnedBuffer:
         self.tensors = views(self._flat, sizes)
 
     def load(self, arrays: Mapping[str, IntArray]) -> None:
-        """Write ``arrays``, none of which is longer than its size. With one side, numbers behind a
-        shorter array stay as they were; with two they may be anything."""
+        """Write ``arrays``, none longer than its size. Numbers after a shorter array keep their
+        values with one side, and are undefined with two."""
         if (sent := self._sent[self._side]) is not None:
             sent.synchronize()
         numbers, used = self.numbers, [0] * self._blocks
@@ -51,29 +49,29 @@ class PinnedBuffer:
 
     @property
     def numbers(self) -> IntArray:
-        """All numbers of the side that is written next, in the host's memory."""
+        """All numbers of the side that is written next, in host memory."""
         side: IntArray = self._numbers[self._side, self._blocks :]
         return side
 
     def fetch(self) -> None:
-        """Bring the written numbers to the device when it comes to this."""
+        """Copy the written numbers to the device, in stream order."""
         if self._blocks:
             fetch_turn(self._host, self._flat, self._fetched)
         else:
             fetch_numbers(self._host[0], self._flat)
 
     def send(self) -> None:
-        """Copy the written numbers to the device, behind all work that it has; the next ones are
-        written to the other side."""
+        """Copy the written numbers to the device after all its queued work, and switch to the other
+        side."""
         self._flat.copy_(self._host[self._side, self._blocks :], non_blocking=True)
         self.sent()
 
     def sent(self) -> None:
-        """A replay or a copy was asked for: the next one reads the other side."""
+        """Report a launched replay or copy: the next one reads the other side."""
         if (sent := self._sent[self._side]) is not None:
             sent.record()
         self._side = (self._side + 1) % len(self._sent)
 
     def unsent(self) -> None:
-        """The last fetch was for no replay."""
+        """Report that the last fetch belongs to no replay."""
         self._fetched -= self._blocks

@@ -1,4 +1,4 @@
-"""A span list at fixed addresses, for graphs: written anew for every pass, and fetched by it."""
+"""A span list at fixed addresses, for graphs: written before every pass, fetched by its replay."""
 
 from dataclasses import dataclass, field
 
@@ -15,10 +15,10 @@ from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
 
 @dataclass(frozen=True)
 class SpanCapacity:
-    """How much a `SpanBuffer` holds. Without ``mask_words`` it is for lists without patches; with
-    them, for those that say how much of a patch each row sees; without ``units`` for lists that
-    have none, without ``states`` for those whose tiles are whole, and without ``gathered`` slots
-    for those whose keys are read where they are."""
+    """The sizes of a `SpanBuffer`, and the features of its lists.
+
+    Each of these is zero for lists without the feature: ``mask_words`` for patches with the bounds
+    of each row, ``units``, ``states`` for cut tiles, ``gathered`` slots for gathered keys."""
 
     rows: int
     tiles: int
@@ -79,8 +79,8 @@ class SpanCapacity:
 
 @dataclass(eq=False)
 class SpanBuffer:
-    """``spans`` is always the same object; rows past those loaded are in no tile. As of
-    `PinnedBuffer` with one side, a writer waits until the numbers before have been fetched."""
+    """``spans`` is always the same object; rows past the loaded ones are in no tile. As in a
+    `PinnedBuffer` with one side, a writer waits for the previous fetch."""
 
     capacity: SpanCapacity
     device: torch.device
@@ -102,7 +102,7 @@ class SpanBuffer:
         assert self.capacity.holds(spans), "the list does not fit"
         arrays = dict(spans.arrays)
         if self.capacity.units:
-            # rows of padding have no states
+            # padding rows have no states
             states = arrays["row_state_indptr"]
             arrays["row_state_indptr"] = _padded(states, self.capacity.rows + 1, int(states[-1]))
         if self.capacity.gathered:
@@ -111,7 +111,7 @@ class SpanBuffer:
         self._buffer.load(arrays)
 
     def fetch(self) -> None:
-        """Bring to the device what is loaded when it comes to this."""
+        """Copy the loaded list to the device, in stream order."""
         self._buffer.fetch()
 
 

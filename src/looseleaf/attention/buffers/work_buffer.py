@@ -1,4 +1,4 @@
-"""A work list at fixed addresses, for graphs: written anew for every step, and fetched by it."""
+"""A work list at fixed addresses, for graphs: written before every step, fetched by its replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 
 @dataclass(frozen=True)
 class WorkCapacity:
-    """How much a `WorkBuffer` holds."""
+    """The sizes of a `WorkBuffer`."""
 
     rows: int
     items: int
@@ -53,9 +53,8 @@ class WorkCapacity:
 
 @dataclass(eq=False)
 class WorkBuffer:
-    """``work`` is always the same object; rows past those loaded have no states. ``more`` names
-    other numbers of a step that come with its list, and how many there are; ``numbers`` has them
-    on the device."""
+    """``work`` is always the same object; rows past the loaded ones have no states. ``more`` has
+    the sizes of further arrays that travel with the list; ``numbers`` has them on the device."""
 
     capacity: WorkCapacity
     tiles: tuple[Tile, ...]
@@ -74,7 +73,7 @@ class WorkBuffer:
     def load(self, work: HostWork, more: Mapping[str, IntArray] | None = None) -> None:
         """Write ``work``, which the capacity holds and whose tiles are the buffer's."""
         assert self.capacity.holds(work) and work.tiles == self.tiles, "the list does not fit"
-        # rows of padding have no states
+        # padding rows have no states
         states, own = work.arrays["row_state_indptr"], work.arrays["row_own"]
         padding = np.ones(self.capacity.rows - work.num_rows, np.int32)
         states = np.concatenate([states, padding * states[-1]])
@@ -84,7 +83,7 @@ class WorkBuffer:
         self._buffer.load({**work.arrays, **numbers, **padded, **(more or {})})
 
     def fetch(self) -> None:
-        """Bring to the device what is loaded when it comes to this."""
+        """Copy the loaded list to the device, in stream order."""
         self._buffer.fetch()
 
     def sent(self) -> None:

@@ -1,8 +1,8 @@
-"""Attention to segments in the host's memory: what is always read, what an index finds, or all.
+"""Attention to host-resident segments: end keys and the index's keys, or all keys.
 
-A decoding row reads the segment's first and last keys, and those that its index finds for each
-query head; the states are merged, and join the row's others (law 1). Rows of a prompt read all of
-it. The query comes to the segment's frame, so one index serves every place and every request."""
+A decode row reads the segment's first and last keys, and the keys that the index returns for each
+query head; the states merge with the row's others (law 1). Prompt rows read all keys. The query
+rotates to the segment's frame, so one index serves every position and every request."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +29,7 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-# keys that rows of a prompt read at a time
+# keys of a tile for prompt rows
 _TILE = 8192
 
 
@@ -37,9 +37,9 @@ _TILE = 8192
 class HostedRead:
     """A row's or a chunk's read of a segment at ``offset`` (Δ).
 
-    ``count`` keys of each query head are found by the index, besides the first and last ones; 0
-    reads all of it, as do ``dense_layers``, and every layer of a segment that has no index.
-    ``layer_counts`` say it of every layer, where they differ."""
+    The index returns ``count`` keys per query head, besides the first and last ones. All keys are
+    read if ``count`` is 0, in ``dense_layers``, and in segments without an index. ``layer_counts``
+    overrides ``count`` layer by layer."""
 
     segment: HostedSegment
     offset: int
@@ -48,22 +48,22 @@ class HostedRead:
     layer_counts: tuple[int, ...] = ()
 
     def count_at(self, layer: int) -> int:
-        """The keys that are found in ``layer``."""
+        """The keys that a search returns in ``layer``."""
         return self.layer_counts[layer] if self.layer_counts else self.count
 
     @property
     def most(self) -> int:
-        """The most keys that are found in a layer."""
+        """The most keys that a search returns in a layer."""
         return max(self.layer_counts, default=self.count)
 
     @property
     def leaves_out(self) -> bool:
-        """Whether it leaves keys out in some layer."""
+        """Whether some layer skips keys."""
         index = self.segment.index
         return index is not None and 0 < self.count < len(index.indexed)
 
     def index_at(self, layer: int) -> SegmentIndex | None:
-        """The index that is searched in ``layer``, None where all keys are read."""
+        """The index to search in ``layer``, None where all keys are read."""
         if self.count == 0 or layer in self.dense_layers:
             return None
         return self.segment.index
@@ -71,11 +71,11 @@ class HostedRead:
 
 @dataclass
 class HostedCounters:
-    """What was read of hosted segments by decoding rows: rows × layers × query heads.
+    """Decode rows' reads of host-resident segments: rows × layers × query heads.
 
-    ``keys`` are those that such reads had before them, ``keys_read`` those that were attended to,
-    ``keys_scanned`` the vectors that searches compared. Of ``sampled`` reads the exact nearest keys
-    were looked up too, and ``recall_sum`` adds up the share of them that was found."""
+    ``keys`` counts the keys of the segments read, ``keys_read`` the attended ones, ``keys_scanned``
+    the vectors that searches compared. ``sampled`` reads were compared with an exact search;
+    ``recall_sum`` adds up the shares of its keys that the index returned."""
 
     reads: int = 0
     keys: int = 0
@@ -91,19 +91,19 @@ class HostedCounters:
 
     @property
     def share_scanned(self) -> float | None:
-        """Share of the keys that was compared, None before anything was read."""
+        """Share of the keys that searches compared, None before the first read."""
         return self.keys_scanned / self.keys if self.keys else None
 
     @property
     def share_read(self) -> float | None:
-        """Share of the keys that was attended to, None before anything was read."""
+        """Share of the keys that rows attended to, None before the first read."""
         return self.keys_read / self.keys if self.keys else None
 
 
 @dataclass(eq=False)
 class HostedAttention:
-    """Reads of hosted segments on worker threads; ``sample`` is the share of searches whose recall
-    is measured."""
+    """Reads of host-resident segments on worker threads; ``sample`` is the share of searches with
+    measured recall."""
 
     rotations: Sequence[Rotation]
     threads: int = 1
@@ -114,7 +114,7 @@ class HostedAttention:
     _keepers: "list[Callable[[HostedSegment], None]]" = field(default_factory=list)
 
     def kept_by(self, forget: Callable[[HostedSegment], None]) -> None:
-        """Have ``forget`` called with segments that are deleted."""
+        """Register ``forget`` to be called with deleted segments."""
         self._keepers.append(forget)
 
     def forget(self, segment: HostedSegment) -> None:
@@ -124,7 +124,7 @@ class HostedAttention:
     def submit(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **more: Arguments.kwargs
     ) -> "Future[Result]":
-        """Call ``function`` on the thread that reads."""
+        """Run ``function`` on the reading thread."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "looseleaf-hosted")
         return self._pool.submit(function, *args, **more)
@@ -137,9 +137,9 @@ class HostedAttention:
         reads: Sequence[Sequence[HostedRead]],
         rule: ScoreRule,
     ) -> AttnState:
-        """The reads of decoding rows, on this thread; row i makes ``reads[i]`` at ``positions[i]``.
+        """The reads of decode rows, on this thread; row i makes ``reads[i]`` at ``positions[i]``.
 
-        One fp32 state a row, ``(0, -inf)`` for a row without reads."""
+        Returns one fp32 state a row, ``(0, -inf)`` for a row without reads."""
         flat = [(row, read) for row, several in enumerate(reads) for read in several]
         rows = torch.tensor([row for row, _ in flat])
         places = torch.tensor([positions[row] - read.offset for row, read in flat])
@@ -158,7 +158,7 @@ class HostedAttention:
         return total
 
     def _always(self, layer: int, q: Tensor, read: HostedRead, rule: ScoreRule) -> AttnState:
-        """The keys that are read without a search."""
+        """The state over the keys that are read without a search."""
         kv = read.segment.kv[layer]
         index = read.index_at(layer)
         if index is None:
@@ -174,12 +174,12 @@ class HostedAttention:
     def _found(
         self, layer: int, q: Tensor, reads: Sequence[HostedRead], rule: ScoreRule
     ) -> dict[int, AttnState]:
-        """What the indexes find, one state for each read that has one."""
+        """The states over the indexes' keys, for each read that searches."""
         alike: dict[str, list[int]] = {}
         for number, read in enumerate(reads):
             index = read.index_at(layer)
             if index is not None and len(index.indexed):
-                # one call searches keys of one dtype
+                # a call searches keys of one dtype
                 alike.setdefault(index.config.keys, []).append(number)
         found: dict[int, AttnState] = {}
         for asking in alike.values():
@@ -194,7 +194,7 @@ class HostedAttention:
         asking: Sequence[int],
         rule: ScoreRule,
     ) -> dict[int, AttnState]:
-        """What the indexes of the reads ``asking`` find, which compare keys of one dtype."""
+        """The states over the indexes' keys for the reads ``asking``, with keys of one dtype."""
         indexes: list[KVIndex] = []
         values: list[KeyVectors] = []
         counts: list[int] = []
@@ -206,7 +206,7 @@ class HostedAttention:
                 indexes.append(index.at(layer, head))
                 values.append(read.segment.values(layer, head // index.heads.group))
                 counts.append(min(read.count_at(layer), len(index.indexed)))
-                # an index is as thorough as it takes to find `top` keys
+                # the effort suits `top` keys; more keys need more
                 more = max(1.0, counts[-1] / index.config.top)
                 efforts.append(round(indexes[-1].effort * more))
         heads = q.shape[1]
@@ -248,7 +248,7 @@ class HostedAttention:
         counts: Sequence[int],
         scores: Tensor,
     ) -> None:
-        """Recall of every so many-th search, by comparing with all keys."""
+        """Measure the recall of a sample of searches against all keys."""
         if self.sample <= 0:
             return
         step = max(1, round(1 / self.sample))
@@ -271,9 +271,9 @@ def read_chunk(
     rule: ScoreRule,
     rotation: Rotation,
 ) -> AttnState:
-    """The state of a prompt's rows, all of which stand behind the segments: every key is read.
+    """The state of a prompt's rows, all after the segments: every key is read.
 
-    On a GPU keys and values come to it tile by tile, each read once and let go."""
+    On a GPU keys and values are copied tile by tile, each read once and released."""
     states = []
     for read in reads:
         turned = rotate(q.float(), positions - read.offset, rotation)
@@ -289,10 +289,10 @@ def attend_segment(
     *,
     of_prompt: bool = False,
 ) -> AttnState:
-    """The state of rows over all keys of a segment, in whose frame they stand; fp32.
+    """The state of rows, rotated to the segment's frame, over all its keys; fp32.
 
-    ``causal`` rows are the segment's own and row i sees keys up to i. On a CPU rows ``of_prompt``
-    are multiplied with keys in the keys' own dtype, as in the pool, all others in fp32."""
+    ``causal`` rows are the segment's own: row i sees keys up to i. On a CPU ``of_prompt`` rows are
+    multiplied in the keys' own dtype, as in the pool, all others in fp32."""
     states = []
     dtype = kv.dtype if of_prompt else torch.float32
     heads = q.to(dtype).transpose(0, 1)[None]
@@ -312,7 +312,7 @@ def attend_segment(
 
 
 def _to_device(tile: Tensor, device: torch.device) -> Tensor:
-    """A tile on ``device``; the host may copy the next one while this one is read."""
+    """A tile on ``device``; the host may copy the next one meanwhile."""
     if tile.device == device:
         return tile
     staged = torch.empty(tile.shape, dtype=tile.dtype, pin_memory=True)
@@ -320,7 +320,7 @@ def _to_device(tile: Tensor, device: torch.device) -> Tensor:
 
 
 def merge_all(states: Sequence[AttnState]) -> AttnState:
-    """The merge of states of the same rows, in order."""
+    """The merge of states of the same rows, in their order."""
     lse = torch.stack([state.lse.float() for state in states])
     total = lse.logsumexp(0)
     pivot = total.masked_fill(total == -torch.inf, 0.0)

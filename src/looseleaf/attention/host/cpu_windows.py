@@ -1,4 +1,4 @@
-"""Reads of hosted segments by the rows of windows, on a CPU: by threads in C, beside the pool's."""
+"""Reads of host-resident segments by rows of windows on a CPU: by C threads, beside the pool's."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,10 +17,10 @@ from looseleaf.types import AttnState, ScoreRule
 
 @dataclass(eq=False)
 class HostedWindows:
-    """Room for the rows of windows of one model; ``hosted`` has threads, and counts.
+    """Rows of windows of one model; ``hosted`` has the threads and counters.
 
-    ``heads`` are the query heads and their dim, ``dtype`` that of queries. Threads are taken when
-    something is first read; without a C compiler that raises NativeUnavailable."""
+    ``heads`` are the query heads and their dim, ``dtype`` that of queries. Threads start at the
+    first read; without a C compiler it raises NativeUnavailable."""
 
     hosted: HostedAttention
     rules: Sequence[ScoreRule]
@@ -40,7 +40,7 @@ class HostedWindows:
         reads: Sequence[Sequence[HostedRead]],
         windows: Sequence[WindowRow],
     ) -> HostedWork:
-        """What the rows of a step read, in all layers; see `HostedWork.load`."""
+        """Load the reads of a step's rows for all layers; see `HostedWork.load`."""
         self._settle()
         work = self._room(len(positions))
         work.collect(self.hosted.counters)
@@ -54,12 +54,12 @@ class HostedWindows:
         return work
 
     def begin(self, work: HostedWork, layer: int) -> "Future[None]":
-        """Have a layer read."""
+        """Start the reads of a layer."""
         self._running = self.hosted.submit(work.run, layer)
         return self._running
 
     def forget(self, segment: HostedSegment) -> None:
-        """Let go of a segment that the latest step read."""
+        """Drop references of the latest step to ``segment``."""
         self._settle()
         for work in self._works.values():
             if work.holds(segment):
@@ -67,11 +67,11 @@ class HostedWindows:
 
     def _settle(self) -> None:
         if self._running is not None:
-            # a step that failed half way may have left it behind
+            # a step that failed midway may have left a layer running
             self._running.exception()
 
     def _room(self, rows: int) -> HostedWork:
-        """Room for so many rows or more."""
+        """Buffers for ``rows`` rows or more."""
         rows = 1 << (rows - 1).bit_length()
         if rows not in self._works:
             if self._shared is None:
@@ -83,7 +83,7 @@ class HostedWindows:
 
 @dataclass(eq=False)
 class WindowedRows:
-    """The ``rows`` of one step, by their places in it, that read hosted segments in windows."""
+    """The rows of one step, by index, that read host-resident segments in windows."""
 
     rows: Tensor
     windows: HostedWindows
@@ -91,12 +91,12 @@ class WindowedRows:
     _pending: "Future[None] | None" = None
 
     def begin(self, layer: int, q: Tensor) -> None:
-        """Begin the reads of ``layer`` on other threads, while the pool is read."""
+        """Start the reads of ``layer`` on other threads, concurrent with the pool's."""
         self.work.q[: len(self.rows)] = q[self.rows]
         self._pending = self.windows.begin(self.work, layer)
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
-        """Write what was read as the last of the rows' ``states``."""
+        """Write the result as the last of the rows' ``states``."""
         assert self._pending is not None, "reads begin before they join"
         self._pending.result()
         self._pending = None

@@ -1,9 +1,8 @@
-"""Reads of hosted segments by decoding rows on a GPU: queries down, states up, within a stream.
+"""Decode rows' reads of host-resident segments on a GPU: queries down, states up, within a stream.
 
-A layer is a copy, a word to a thread that waits for it, its answer and a copy back, on a stream
-beside the one that reads the pool; so the GPU's part and the CPU's run at once, the merge waits for
-both, and all of it can be captured in a graph. Prompts read the keys themselves, tile by tile
-(`looseleaf.attention.host.attend`).
+A layer is a copy down, a signal to a waiting thread, its reply and a copy up. All run on a stream
+beside the pool's reads, so GPU and CPU work concurrently, the merge waits for both, and a graph can
+capture it. Prompt rows read the keys themselves, tile by tile (`looseleaf.attention.host.attend`).
 """
 
 import ctypes
@@ -25,18 +24,17 @@ from looseleaf.kv.hosted import HostedSegment
 from looseleaf.rope import map_distinct
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-# threads, of which one is not missed
+# from this many threads on, one is left to the host's planning
 _MANY = 8
 
 
 @dataclass(eq=False)
 class HostedDevice:
-    """The hosted reads of one model on one GPU, by ``threads`` threads of the host; of many one is
-    left to whoever plans the next step meanwhile.
+    """The host-resident reads of one model on one GPU, by ``threads`` host threads, less one for
+    planning if there are many.
 
     ``heads`` are the query heads and their dim, ``dtype`` that of queries; ``sample`` is the share
-    of reads whose recall is measured. Threads and memory are taken when
-    something is first read."""
+    of reads with measured recall. Threads and memory are allocated at the first read."""
 
     rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
@@ -55,20 +53,19 @@ class HostedDevice:
         self._busy: DeviceWork | None = None
 
     def room(self, rows: int) -> "DeviceWork":
-        """Room for ``rows`` rows or more, always the same object."""
+        """Buffers for ``rows`` rows or more, always the same object."""
         rows = 1 << (rows - 1).bit_length()
         if rows not in self._works:
             if self._side is None:
-                # all would wait for the one whose core plans
+                # all threads would wait for one that shares its core with the planner
                 searching = self.threads - (self.threads >= _MANY)
                 self._crew, self._tables = HostThreads(searching), PlaceTables(self.heads[0])
-                # an engine that is let go may have a step on its way
+                # a discarded engine may have a step in flight
                 self._bell = self._crew.listen(
                     torch.zeros(16, dtype=torch.int64, pin_memory=True),
                     partial(torch.cuda.synchronize, self.device),
                 )
-                # threads and device know nothing of Python's references: what they read and write
-                # stays until they have
+                # threads and device hold no Python references: buffers must outlive their work
                 weakref.finalize(self, _settled, self.device, self._works)
                 self._on_host = map_distinct(self.rotations, _on_host)
                 self._side = torch.cuda.Stream(self.device)
@@ -86,10 +83,10 @@ class HostedDevice:
         reads: Sequence[Sequence[HostedRead]],
         windows: Sequence[WindowRow | None] = (),
     ) -> "DeviceWork":
-        """What the rows of the next step read; waits until the step before has read.
+        """Load the reads of the next step; waits until the previous step has read.
 
-        ``rows`` is the room that is needed; rows past ``reads`` read nothing. Those in ``windows``
-        that are not the newest read what their newest row finds."""
+        ``rows`` is the required room; rows past ``reads`` read nothing. In ``windows`` past rows
+        read the keys of their newest row."""
         work = self.room(rows)
         self.settle()
         past = sum(len(reads[n]) for n, at in enumerate(windows) if at is not None and at.age)
@@ -104,7 +101,7 @@ class HostedDevice:
         return work
 
     def forget(self, segment: HostedSegment) -> None:
-        """Let go of a segment, once the step that reads it has."""
+        """Drop references to ``segment``, after the step that reads it."""
         for work in self._works.values():
             if work.host.holds(segment):
                 self.settle()
@@ -112,24 +109,24 @@ class HostedDevice:
 
     @property
     def seconds(self) -> float:
-        """What the host took for searching and attending so far, while the device waited or not."""
+        """Seconds of the host's searches and attention so far, overlapped or not."""
         spent = sum(at.nanoseconds for work in self._works.values() for at in work.host.layers)
         return float(spent) * 1e-9
 
     def sent(self) -> None:
-        """The step that was loaded is on its way."""
+        """Record that the loaded step is launched."""
         if self._busy is None or self._done is not None:
             return
-        # who waits for it sleeps: the threads that search need every core
+        # a blocking event sleeps: the searching threads need every core
         self._done = torch.cuda.Event(blocking=True)
         self._done.record(torch.cuda.current_stream(self.device))
 
     def settle(self) -> None:
-        """Wait for the reads that are on their way, and count them."""
+        """Wait for the reads in flight, and count them."""
         if self._busy is None or self._side is None:
             return
         if self._done is None:
-            # a step that failed half way may have left layers behind
+            # a step that failed midway may have queued layers
             self._side.synchronize()
         else:
             self._done.synchronize()
@@ -139,7 +136,7 @@ class HostedDevice:
 
 @dataclass(eq=False)
 class DeviceWork:
-    """`HostedWork` and its states on the device; ``side`` is the stream that carries both ways."""
+    """`HostedWork` and its states on the device; ``side`` is the stream of both copies."""
 
     host: HostedWork
     side: torch.cuda.Stream
@@ -148,9 +145,9 @@ class DeviceWork:
     _sent: Tensor | None = None
 
     def begin(self, layer: int, q: Tensor) -> None:
-        """Send the queries of a layer, and have it read."""
+        """Send the queries of a layer, and start its reads."""
         current = torch.cuda.current_stream(q.device)
-        # it must not be written to anew before it is copied
+        # keeps the queries unmodified until they are copied
         self._sent = sent = q.contiguous()
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
@@ -159,7 +156,7 @@ class DeviceWork:
             self.states.copy_(self.host.states, non_blocking=True)
 
     def join(self) -> AttnState:
-        """The state of every row, once it is there."""
+        """The state of every row; the current stream waits for it."""
         current = torch.cuda.current_stream(self.states.device)
         current.wait_stream(self.side)
         self._sent = None
@@ -171,8 +168,8 @@ def _on_host(rotation: Rotation) -> Rotation:
 
 
 def _settled(device: torch.device, works: "dict[int, DeviceWork]") -> None:
-    """Let go of works, once the device has done what it was sent."""
-    # a device that failed asks for nothing any more
+    """Release ``works`` after the device's queued work."""
+    # a failed device has no queued work
     with suppress(RuntimeError):
         torch.cuda.synchronize(device)
     works.clear()
@@ -184,9 +181,9 @@ def _driver() -> ctypes.CDLL:
 
 
 def _ring(stream: torch.cuda.Stream, bell: StreamSignal, layer: ctypes.Structure) -> None:
-    """Have a layer done when the stream comes to it, and let the stream wait until it is.
+    """Queue a layer's host work on the stream, and make the stream wait for it.
 
-    A function of the host in its place would be called by a thread that sleeps."""
+    Signals reach a spinning thread; CUDA would run a host function on a sleeping one."""
     driver, on = _driver(), ctypes.c_void_p(stream.cuda_stream)
     rung, done = ctypes.c_uint64(bell.request), ctypes.c_uint64(bell.reply)
     plain, equal = ctypes.c_uint(0), ctypes.c_uint(1)

@@ -1,11 +1,10 @@
-"""What an output keeps of the rows in its window over hosted segments: states, and keys found.
+"""Revision state of an output over host-resident segments: row states and recently read keys.
 
-A row keeps its state over what it has read of all segments, and goes on from there. What rows have
-read is told by the keys that the last searches found, with the position of the row that found each
-last: a list as long as the searches of a window, for each layer and query head. A bit a key, as
-pages have a byte, would be as long as the segment: 16 KB a head at 131,072 tokens, and a window of
-four with 100 keys a search keeps at most 300 keys, 2.4 KB. The arrays are written in C
-(`looseleaf.index.reads`)."""
+A row keeps its state over all segments, and continues from it. The keys that rows have read are the
+results of the last searches, each with the position of the row that returned it last. For each
+layer and query head the list is as long as the searches of a window: a window of four with 100 keys
+a search keeps at most 300 keys. A bit a key, like the pages' byte, would grow with the segment. C
+code writes the arrays (`looseleaf.index.reads`)."""
 
 from typing import NamedTuple
 
@@ -26,8 +25,8 @@ class WindowShape(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """``out`` fp32 ``[layers, size, qo_heads, head_dim]``, ``lse`` without the last, ``booked``
-    int64 ``[layers, qo_heads]``."""
+    """``out`` is fp32 ``[layers, size, qo_heads, head_dim]``, ``lse`` lacks the last axis,
+    ``booked`` is int64 ``[layers, qo_heads]``."""
 
     out: npt.NDArray[np.float32]
     lse: npt.NDArray[np.float32]
@@ -35,8 +34,8 @@ class _Kept(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """``ids`` and ``steps`` int32 ``[layers, qo_heads, room]``, ``counts`` int64 ``[layers,
-    qo_heads]``, and where C finds those of a layer."""
+    """``ids`` and ``steps`` are int32 ``[layers, qo_heads, room]``, ``counts`` int64 ``[layers,
+    qo_heads]``; ``records`` has their addresses by layer."""
 
     ids: npt.NDArray[np.int32]
     steps: npt.NDArray[np.int32]
@@ -47,20 +46,20 @@ class _Found(NamedTuple):
 class HostedWindow:
     """The rows of one output, at most ``size`` of them, from step to step.
 
-    The row at position ``p`` has place ``p % size``. ``tallies[n]`` counts keys that rows read for
-    the first time ``n`` steps behind their own, over layers, segments and query heads; at their own
-    step those that are always read among them."""
+    The row at position ``p`` uses index ``p % size``. ``tallies[n]`` counts first reads of keys by
+    rows ``n`` steps old, over layers, segments and query heads. ``tallies[0]`` includes the keys
+    that rows always read."""
 
     def __init__(self, shape: WindowShape, size: int, tallies: _Ints | None = None) -> None:
         assert size > 1, "a window of one row keeps nothing"
         self.shape, self.size = shape, size
         self.tallies = np.zeros(size, dtype=np.int64) if tallies is None else tallies
-        # by the C function that writes them; by the number of a row's read
+        # by address of the C function that writes them; by the number of a row's read
         self._kept: dict[int, _Kept] = {}
         self._found: dict[int, _Found] = {}
 
     def record(self, layer: int, unit: int, rows: _Ints) -> np.ndarray:
-        """The `WINDOW` of a step with these ``rows``, but for its position."""
+        """The `WINDOW` of a step with these ``rows``, without its position."""
         layers, heads, dim = self.shape
         if unit not in self._kept:
             states = layers, self.size, heads
@@ -77,11 +76,11 @@ class HostedWindow:
         return made
 
     def found(self, number: int, layer: int, want: int, num_keys: int) -> int:
-        """Where the `FOUND` of a layer lies, of the read ``number`` of every row: ``want`` keys of
-        an index over ``num_keys``."""
+        """Address of the `FOUND` of a layer, for the read ``number`` of every row, with ``want``
+        keys of an index over ``num_keys``."""
         if number not in self._found:
             layers, heads, _ = self.shape
-            # the newest row of the next step asks about none of the oldest of so many steps
+            # the oldest of ``size`` steps has left the window of the next newest row
             room = min((self.size - 1) * want, num_keys)
             ids = np.zeros((layers, heads, room), dtype=np.int32)
             steps, counts = np.zeros_like(ids), np.zeros((layers, heads), dtype=np.int64)

@@ -1,8 +1,7 @@
-"""A step's reads of hosted segments as work for threads in C: the queries come, the states go.
+"""A step's reads of host-resident segments as work of C threads: queries in, states out.
 
-Everything but the queries is known before the step: which rows read which segments where. So a
-layer is one call without Python, made by whoever has the queries: a CUDA stream, between two
-copies."""
+Everything except the queries is set before the step: the rows, their segments and positions. So a
+layer is one call without Python, by a CUDA stream between two copies, or by a CPU thread."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
 class PlaceTables:
-    """The tables of segments by layer, made when a row first reads them, gone with the segment."""
+    """C tables of segments by layer, built at a row's first read, dropped with the segment."""
 
     def __init__(self, num_qo_heads: int) -> None:
         self._num_qo_heads = num_qo_heads
@@ -32,7 +31,7 @@ class PlaceTables:
         self._made = WeakKeyDictionary()
 
     def at(self, read: HostedRead, layer: int) -> tuple[HeadTable, bool]:
-        """The table that ``read`` uses in ``layer``, and whether it searches an index."""
+        """The table for ``read`` in ``layer``, and whether it searches an index."""
         index = read.index_at(layer)
         searches = index is not None and len(index.indexed) > 0
         made = self._made.setdefault(read.segment, {})
@@ -67,8 +66,8 @@ class PlaceTables:
 
 
 class _LayerTask(NamedTuple):
-    """One part of a layer: its task in C, its reads, which of all reads they are, and the windows
-    of the rows that make them, if these have any."""
+    """One part of a layer: its C task, its reads, their numbers among all reads, and the windows of
+    their rows, if any."""
 
     task: ReadTask
     reads: np.ndarray
@@ -77,19 +76,18 @@ class _LayerTask(NamedTuple):
 
 
 class _Members(NamedTuple):
-    """The window of a newest row, and the rows of the step that are in it, newest first."""
+    """The window of a newest row, and its rows in the step, newest first."""
 
     window: HostedWindow
     rows: np.ndarray
 
 
 class HostedWork:
-    """Room for the reads of up to ``rows`` rows, and what C does with them layer by layer.
+    """Buffers for the reads of up to ``rows`` rows, and the C work of each layer.
 
-    ``q`` ``[rows, qo_heads, head_dim]`` is where a layer's unrotated queries must be before it
-    runs, ``states`` has its fp32 outputs and then its lse, flat, afterwards: one state a row,
-    with lse -inf, and any output, for a row without reads. One object serves all layers, one after
-    the other."""
+    The caller writes a layer's unrotated queries to ``q`` ``[rows, qo_heads, head_dim]``. After the
+    layer ``states`` has fp32 outputs, then their lse, flat: one state a row, with lse -inf and an
+    undefined output for a row without reads. All layers use the same buffers, in turn."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class HostedWork:
         self._kept: list[object] = []
         self._loaded: list[HostedRead] = []
         self._rows: list[int] = []
-        # by the newest row
+        # keyed by the newest row
         self._members: dict[int, _Members] = {}
 
     def load(
@@ -120,10 +118,10 @@ class HostedWork:
         sampled: tuple[int, int] | None = None,
         windows: Sequence[WindowRow | None] = (),
     ) -> None:
-        """What row i reads at ``positions[i]``; layers must not run meanwhile.
+        """Set the reads of row i to ``reads[i]``, at ``positions[i]``; no layer may run meanwhile.
 
-        ``sampled`` is a layer and a number: so many units further on recall is measured. Rows of
-        ``windows`` that are not the newest read what their newest row does."""
+        ``sampled`` is a layer and a unit whose recall is measured. In ``windows`` past rows read
+        the keys of their newest row."""
         members = _members(windows)
         past = {int(row) for some in members.values() for row in some.rows[1:]}
         flat = [
@@ -150,22 +148,23 @@ class HostedWork:
             task.sampled = sampled[1] % self.q.shape[1]
 
     def parts(self, states: Tensor | None = None) -> AttnState:
-        """The states of all rows, where the next layer writes too; or those of a copy."""
+        """The states of all rows: views of this buffer, which the next layer overwrites, or of a
+        copy ``states``."""
         rows, heads, dim = self.q.shape
         flat = self.states if states is None else states
         out, lse = flat.split([rows * heads * dim, rows * heads])
         return AttnState(out.view(rows, heads, dim), lse.view(rows, heads))
 
     def holds(self, segment: HostedSegment) -> bool:
-        """Whether what was loaded reads ``segment``, which lives as long as it may be read."""
+        """Whether the loaded reads include ``segment``, which they keep alive."""
         return any(read.segment is segment for read in self._loaded)
 
     def run(self, layer: int) -> None:
-        """Run a layer on the CPU, for queries that are there."""
+        """Run a layer on the CPU; the queries must be written."""
         self.crew.run(self.layers[layer])
 
     def collect(self, counters: HostedCounters) -> None:
-        """Add up what the layers have read since the last time."""
+        """Add the layers' counts since the last call to ``counters``."""
         heads = self.q.shape[1]
         for task, own, _, _ in self._tasks:
             before, read, scanned, wanted, found = task.counts
@@ -197,7 +196,7 @@ class HostedWork:
             task = self._task(layer, own, starts, windows)
             self._tasks.append(_LayerTask(task, own, numbers, windows))
             self._kept.append(starts)
-            # rows on their own walk, and then read
+            # rows without a window walk first, then read
             units = task.pairs if together else 2 * task.pairs
             parts.append(Part(unit, ctypes.addressof(task), units))
         self._kept.append(set_parts(self.layers[layer], parts))
@@ -205,7 +204,7 @@ class HostedWork:
     def _windows(
         self, layer: int, unit: int, own: np.ndarray, numbers: Sequence[int], starts: np.ndarray
     ) -> np.ndarray | None:
-        """The windows of the rows whose reads are ``own``, which learn where what was found is."""
+        """The windows of the rows of ``own``; writes the address of its results to each read."""
         if own["row"][0] not in self._members:
             return None
         made = np.zeros(len(starts) - 1, dtype=WINDOW)
@@ -214,7 +213,7 @@ class HostedWork:
             made[n] = window.record(layer, unit, rows)
         for n, number in enumerate(numbers):
             row, read = self._rows[number], self._loaded[number]
-            # its place among all of the row's reads, by which the window knows it
+            # the window identifies a read by its rank among the row's reads
             place = self._rows[:number].count(row)
             index = read.index_at(layer)
             if index is not None:
@@ -266,7 +265,7 @@ def _members(windows: Sequence[WindowRow | None]) -> dict[int, _Members]:
 
 
 def _same(one: dict[int, _Members], other: dict[int, _Members]) -> bool:
-    """Whether the same windows have the same rows."""
+    """Whether both have the same windows with the same rows."""
     return one.keys() == other.keys() and all(
         mine.window is other[row].window and np.array_equal(mine.rows, other[row].rows)
         for row, mine in one.items()
@@ -274,5 +273,5 @@ def _same(one: dict[int, _Members], other: dict[int, _Members]) -> bool:
 
 
 def _starts(rows: np.ndarray) -> np.ndarray:
-    """Where in a run of reads those of another row begin, and its end."""
+    """The first index of each row's reads, and the end of all."""
     return np.flatnonzero(np.diff(rows, prepend=-1, append=-1)).astype(np.int64)

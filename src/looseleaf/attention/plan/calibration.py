@@ -1,9 +1,8 @@
-"""What attention costs on the device at hand: measured once per shape, and kept on disk.
+"""Cost model calibration: times kernels once per shape on the device, and caches the times.
 
-A few launches of the work-list kernel tell the five numbers of a cost model apart: their time is
+A few launches of the work-list kernel determine the five numbers of a cost model. A launch takes
 ``launch + rounds * (start + keys * per_key)`` while all programs are busy, and ``launch + start +
-keys * per_key_alone`` while few are. Where a shape can be read by several tiles the fastest is
-taken.
+keys * per_key_alone`` while few are. The fastest of several tiles is used.
 """
 
 import hashlib
@@ -33,11 +32,11 @@ from looseleaf.ops.partial_attention.work_list import Tile
 
 _log = logging.getLogger(__name__)
 
-# keys of a unit: enough that the longer launch of a GPU reads past its cache
+# keys of a unit: long launches read past the GPU's cache
 SHORT, LONG = 256, 1024
-# rows whose states are merged, and how many each has
+# rows in a merge, and states of each
 MERGED_ROWS, FEW_STATES, MANY_STATES = 64, 4, 36
-# a cost that is more than this many times the built-in one is a disturbed measurement
+# larger multiples of the built-in cost are disturbed measurements
 _PLAUSIBLE = 20.0
 _KERNELS = (
     "partial_attention",
@@ -54,11 +53,11 @@ _KERNELS = (
 
 @runtime_checkable
 class Probe(Protocol):
-    """Runs attention on a device and says how long it took, in microseconds."""
+    """Runs attention on a device and returns the time in microseconds."""
 
     def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
-        """One launch over ``items`` items of ``keys`` keys, each read by ``rows`` rows; so many
-        ``readers`` among the items read the same keys."""
+        """One launch over ``items`` items of ``keys`` keys, each read by ``rows`` rows;
+        ``readers`` consecutive items read the same keys."""
         ...
 
     def merge(self, rows: int, states: int) -> float:
@@ -67,12 +66,12 @@ class Probe(Protocol):
 
 
 OnLaunch = Callable[[int, int], None]
-"""Hears how many launches were timed, and of how many."""
+"""Called with the number of timed launches and the total."""
 
 
 @dataclass
 class _Told:
-    """A probe that tells of every launch of ``total`` that it has timed."""
+    """A probe that reports every timed launch of ``total``."""
 
     probe: Probe
     total: int
@@ -93,7 +92,7 @@ class _Told:
 
 @dataclass(frozen=True)
 class Shape:
-    """What costs depend on besides the device: heads, and the dtypes of queries and pages."""
+    """Inputs of the costs besides the device: heads, and the dtypes of queries and pages."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -105,7 +104,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """A cost model and where it came from: ``measured``, ``cached`` or ``built-in``, and why."""
+    """A cost model; ``source`` is ``measured``, ``cached`` or ``built-in``, with the reason."""
 
     model: CostModel
     source: str
@@ -119,15 +118,15 @@ def measure_costs(
     alternatives: Callable[[Tile], Sequence[Tile]] = lambda tile: (),
     on_launch: OnLaunch = lambda done, total: None,
 ) -> CostModel:
-    """The costs that ``probe`` sees, for the tiles of ``built_in`` or faster ``alternatives``; what
-    it can't see, as the gain from gathering keys, is as built in.
+    """The costs that ``probe`` measures, for the tiles of ``built_in`` or faster ``alternatives``.
+    Unmeasurable costs, such as the gain from gathering keys, stay as built in.
 
-    Raises CalibrationFailed for times that no cost model explains.
+    Raises CalibrationFailed for times that fit no cost model.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
     others = {cost.tile: alternatives(cost.tile) for cost in (built_in.narrow, built_in.wide)}
     tiles = sum(1 + len(others[cost.tile]) for cost in (built_in.narrow, built_in.wide))
-    # five for each tile, then a launch, and the merge of few and of many states
+    # five for each tile, one launch, two merges
     probe = _Told(probe, 5 * tiles + 3, on_launch)
 
     def fastest(usual: TileCost, rows: int, readers: int) -> TileCost:
@@ -139,7 +138,7 @@ def measure_costs(
         return min(costs, key=lambda cost: (cost.start + LONG * cost.per_key) / cost.programs)
 
     narrow = fastest(built_in.narrow, 1, 1)
-    # the wide tile is for keys that many rows share: of two that read the same, memory sees one
+    # wide tiles serve shared keys: of two readers of the same keys, one reads memory
     wide = fastest(built_in.wide, max(1, built_in.wide.tile.block_m // group), 2)
     alone = probe.attend(narrow.tile, 1, 1, SHORT, 1)
     launch = alone - narrow.start - SHORT * narrow.per_key_alone
@@ -161,7 +160,7 @@ def _tile_cost(
     probe: Probe, guess: TileCost, rows: int, readers: int, num_kv_heads: int
 ) -> TileCost:
     tile, programs = guess.tile, guess.programs
-    # so many items keep every program busy for whole rounds
+    # whole rounds keep every program busy
     items = math.lcm(programs, num_kv_heads * readers) // num_kv_heads
     rounds = items * num_kv_heads // programs
     short, long = (probe.attend(tile, rows, items, keys, readers) for keys in (SHORT, LONG))
@@ -177,7 +176,7 @@ def _tile_cost(
     ):
         if not 0 < value < _PLAUSIBLE * usual:
             raise CalibrationFailed(f"{value:.3g} us for {name} with {tile} is not plausible")
-    # alone a key takes no longer than in a crowd: more is noise
+    # a lone key is never slower than a key in a full launch: a larger value is noise
     return replace(guess, start=start, per_key=per_key, per_key_alone=min(alone, per_key))
 
 
@@ -189,10 +188,10 @@ def costs_of(
     folder: Path | None = None,
     on_launch: OnLaunch = lambda done, total: None,
 ) -> MeasuredCosts:
-    """The costs of ``shape`` on ``device``: from disk, or measured and kept there.
+    """The costs of ``shape`` on ``device``: from disk, or measured and cached there.
 
-    Where they can't be measured (on a CPU kernels are only interpreted; memory may be short) they
-    are the built-in ones, and the log says why.
+    Falls back to built-in costs, with a warning in the log, where measuring fails: on a CPU, or
+    without enough memory.
     """
     built_in = cost_model_of(device, shape.head_dim, shape.kv_dtype.itemsize)
     if device.type != "cuda":
@@ -222,7 +221,7 @@ def _built_in(model: CostModel, reason: str) -> MeasuredCosts:
 
 
 def _identity(device_name: str, shape: Shape, built_in: CostModel) -> str:
-    """A name for all that the costs depend on, the kernels' version included."""
+    """Cache key of everything that the costs depend on, kernel sources included."""
     parts: Sequence[Any] = (
         device_name, _kernel_sources(), torch.__version__, *astuple(shape), built_in,
     )  # fmt: skip
@@ -230,7 +229,7 @@ def _identity(device_name: str, shape: Shape, built_in: CostModel) -> str:
 
 
 def _kernel_sources() -> str:
-    """What the kernels are: those of another version are measured anew."""
+    """The kernels' source text: changed kernels are measured anew."""
     folder = resources.files("looseleaf.ops")
     return "".join(
         folder.joinpath(*name.split("/"), "kernel.py").read_text("utf-8") for name in _KERNELS
@@ -238,7 +237,7 @@ def _kernel_sources() -> str:
 
 
 def _read(path: Path) -> CostModel | None:
-    """The costs kept at ``path``; None if there are none, or none that can be read."""
+    """The cached costs at ``path``; None if absent or unreadable."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         tiles = {

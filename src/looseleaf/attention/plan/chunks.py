@@ -1,6 +1,6 @@
-"""The new rows of a step, and the lists by which they are read: spans, or items of a work list.
+"""The new rows of a step, and the lists that read them: spans, or items of a work list.
 
-All of it is numpy over whole chunks and batches: a prompt has thousands of rows and pages."""
+Everything is numpy over whole chunks and batches: a prompt has thousands of rows and pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """New rows of one part of a request: their positions, rising, and the spans they may read.
+    """New rows of one placement of a request: their positions, ascending, and the spans they read.
 
-    A span may hold keys behind a row's position; the causal rule hides them. ``hosted`` segments
-    stand before all of the rows, outside of the pool.
+    A span may hold keys after a row's position; the causal rule hides them. ``hosted`` segments
+    precede all of the rows, outside of the pool.
     """
 
     positions: Positions
@@ -38,7 +38,7 @@ class PrefillChunk:
 
 
 def is_patched(chunks: Sequence[PrefillChunk]) -> bool:
-    """Whether rows read around tokens that are replaced."""
+    """Whether a span has a patch or hidden keys."""
     spans = (span for chunk in chunks for span in chunk.spans)
     return any(span.hidden is not None or span.places is not None for span in spans)
 
@@ -46,8 +46,8 @@ def is_patched(chunks: Sequence[PrefillChunk]) -> bool:
 def flat_chunks(
     chunks: Sequence[PrefillChunk], first_row: int, page_size: int, page_array: PageArray = int32
 ) -> FlatItems:
-    """The rows of chunks without patches as entries of items, from ``first_row`` on, an item a
-    span: each row sees of it what stands at its position or before."""
+    """The rows of chunks without patches as entries of items, one item a span, from ``first_row``
+    on. A row's bound in an item is its own position."""
     assert not is_patched(chunks), "rows with a patch are read by spans"
     pages, entries = [], []
     for chunk in chunks:
@@ -75,8 +75,8 @@ def flat_chunks(
 def flat_tails(
     rows: Sequence[DecodeRow], starts: Sequence[int], page_array: PageArray = int32
 ) -> FlatItems:
-    """What rows read alone of their tails, from the pages ``starts`` on: an item a row, at least
-    its newest key."""
+    """The items of the tail pages that a row reads alone, from page ``starts`` on: one item a row,
+    with at least its newest key."""
     tails = [row.tail for row in rows]
     pages = [page_array(t.pages)[start:] for t, start in zip(tails, starts, strict=True)]
     explicit = int32([tail.places is not None for tail in tails])
@@ -97,8 +97,8 @@ def flat_tails(
 def host_spans(
     chunks: Sequence[PrefillChunk], tile_rows: int, parts: int = 1, page_array: PageArray = int32
 ) -> HostSpans:
-    """The arrays of a `SpanList` for ``chunks`` on the host, to be read in ``parts``: a chunk is a
-    request of the list."""
+    """The arrays of a `SpanList` for ``chunks`` on the host, in ``parts`` parts: one request of
+    the list a chunk."""
     spans = [span for chunk in chunks for span in chunk.spans]
     tile_counts: list[int] = []
     tile_request: list[int] = []
@@ -130,8 +130,8 @@ def host_spans(
 def with_units(
     spans: HostSpans, num_kv_heads: int = 1, costs: UnitCosts | None = None, groups: int = 2
 ) -> HostSpans:
-    """``spans`` with the units of its tiles, which are cut if ``costs`` say so, for programs of so
-    many ``groups``."""
+    """``spans`` with the units of its tiles, for programs of ``groups`` consumer warpgroups. With
+    ``costs`` long tiles are cut."""
     units, num_states = span_units(spans.arrays, num_kv_heads, costs)
     return HostSpans({**spans.arrays, **units}, spans.parts, num_states, groups)
 
@@ -139,8 +139,7 @@ def with_units(
 def make_span_list(
     chunks: Sequence[PrefillChunk], *, tile_rows: int, device: torch.device
 ) -> SpanList:
-    """The arrays of `SpanList` for ``chunks``, whose rows are all the rows there are; each chunk is
-    one "request" of the list."""
+    """A `SpanList` for ``chunks``, which hold all rows: one request of the list a chunk."""
     spans = host_spans(chunks, tile_rows)
     return sent_spans(with_units(spans) if device.type == "cuda" else spans, device)
 
@@ -153,11 +152,11 @@ def sent_spans(spans: HostSpans, device: torch.device) -> SpanList:
 
 
 def _patches(chunk: PrefillChunk) -> list[IntArray]:
-    """Where the keys of the chunk's patches stand."""
+    """Positions of the keys in the chunk's patches."""
     return [int32(s.places) + s.offset for s in chunk.spans if s.places is not None]
 
 
 def _patch_bounds(chunk: PrefillChunk) -> IntArray:
-    """How many slots of the chunk's only patch stand at each of its rows or before."""
+    """For each row, the number of patch slots at its position or before."""
     places = np.concatenate([int32([]), *_patches(chunk)])
     return int32(np.searchsorted(places, int32(chunk.positions), "right"))

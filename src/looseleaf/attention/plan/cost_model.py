@@ -1,7 +1,7 @@
-"""What attention costs on a device: which rows are worth grouping, and how far items are cut.
+"""The cost model of attention: which rows share reads, and how far items are cut.
 
-Times are of one KV head and one layer. A launch keeps a fixed number of programs in flight; a unit
-(item, KV head) takes ``start`` and ``per_key`` for every key while all of them are busy, and
+Times are of one KV head and one layer. A launch keeps a fixed number of programs in flight. A unit
+(item, KV head) takes ``start`` and ``per_key`` for every key while all programs are busy, and
 ``per_key_alone`` while few are.
 """
 
@@ -15,18 +15,18 @@ import torch
 from looseleaf.ops.partial_attention.work_list import Tile
 
 _SPLITS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# what a key takes where all programs read to the end, of what it takes where some end sooner
+# time of a key while all programs read to the end, relative to a launch with early ends
 _FULL = 0.97
-# pieces of a share in the mean: more lost 2 to 8 %, each being begun (docs/log.md)
+# mean pieces of a share: more are slower, since each has a start (docs/log.md)
 _MOST_PIECES = 3
-# of a multiprocessor, less what its programs keep for themselves
+# shared memory of a multiprocessor, less the programs' own use
 _SHARED_BYTES = 200 * 1024
 Counts = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class TileCost:
-    """What units of one tile cost, in microseconds, with ``programs`` of them in flight."""
+    """Costs of units of one tile, in microseconds, with ``programs`` in flight."""
 
     tile: Tile
     programs: int
@@ -35,13 +35,13 @@ class TileCost:
     per_key_alone: float
 
     def makespan(self, units: float, keys_per_unit: float, total_keys: float) -> float:
-        """How long a launch of ``units`` takes that read ``total_keys`` in all, none more than
-        ``keys_per_unit``."""
+        """Time of a launch of ``units`` that reads ``total_keys`` keys, at most ``keys_per_unit``
+        each."""
         whole_rounds, rest = divmod(units, self.programs)
         busy = total_keys * self.per_key / self.programs
         if not rest:
             return busy + whole_rounds * self.start
-        # programs of the last round share the memory with fewer others
+        # programs of a partial last round share the memory bandwidth with fewer others
         last = keys_per_unit * max(self.per_key_alone, self.per_key * rest / self.programs)
         shared = keys_per_unit * self.per_key * rest / self.programs
         return busy - min(busy, shared) + last + (whole_rounds + 1) * self.start
@@ -49,11 +49,11 @@ class TileCost:
 
 @dataclass(frozen=True)
 class GatherCost:
-    """What gathering keys before they are read by spans costs a layer, in microseconds: ``launch``,
-    ``per_key`` of a KV head, and of ``listing``, for which the host works once a step before the
-    device begins; and what is won by it: ``border`` where a unit would go on from one
-    span to the next, and the share ``paged`` of the time in which keys are read (tiles come in one
-    copy); where some keys are replaced, ``masked_border`` and ``masked`` instead."""
+    """Costs of gathering keys before spans read them, per layer, in microseconds.
+
+    Costs: ``launch``, ``per_key`` of a KV head, and ``listing``, the host's work per step. Gains:
+    ``border`` for each span border that a unit crosses, and the share ``paged`` of the read time,
+    since tiles come in one copy. Lists with replaced keys use ``masked_border`` and ``masked``."""
 
     launch: float
     per_key: float
@@ -66,9 +66,9 @@ class GatherCost:
 
 @dataclass(frozen=True)
 class ReadBySpans:
-    """What new rows read: ``units`` (tiles and KV heads) that read ``unit_keys`` keys and cross
-    ``unit_borders`` borders of spans each, in the mean, of ``keys`` in all; whether some of these
-    are replaced."""
+    """The reads of new rows by spans: ``units`` (tiles times KV heads), which read ``unit_keys``
+    keys and cross ``unit_borders`` span borders each on average. ``keys`` is the total, ``masked``
+    means that some are replaced."""
 
     units: int
     unit_keys: float
@@ -79,10 +79,9 @@ class ReadBySpans:
 
 @dataclass(frozen=True)
 class CostModel:
-    """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is what one more kernel
-    costs, ``per_state`` what the merge takes for a state of one row and KV head; ``gather`` None
-    where keys are read in place. Rows that read around replaced tokens do so soonest by programs of
-    one computing group where units are ``one_group`` at most."""
+    """``narrow`` reads for one row or few, ``wide`` for many. ``launch`` is the cost of one more
+    kernel, ``per_state`` of merging one state of a row and KV head. ``gather`` is None where keys
+    are read in place. Masked reads of at most ``one_group`` units use one consumer warpgroup."""
 
     narrow: TileCost
     wide: TileCost
@@ -93,11 +92,11 @@ class CostModel:
     share_keys: int = 1024
 
     def worth_gathering(self, read: ReadBySpans, num_kv_heads: int) -> bool:
-        """Whether keys had better be gathered before rows read them."""
+        """Whether gathering the keys first is faster."""
         cost = self.gather
         if cost is None or self.groups_for(read) == 1:
             return False
-        # few units are cut in parts, which are in flight at a time
+        # few units are cut into concurrent parts
         rounds = read.units / self.wide.programs
         border, share = cost.border, cost.paged
         if read.masked:
@@ -106,25 +105,25 @@ class CostModel:
         return won > cost.launch + cost.listing + cost.per_key * read.keys * num_kv_heads
 
     def groups_for(self, read: ReadBySpans) -> int:
-        """How many computing groups the programs have that read this: two, which share the tiles
-        of keys, or one. There are twice as many of those at a time, and at a border they wait for
-        nobody; so it pays to cut what few rows read for them."""
+        """Consumer warpgroups of the programs for this read: two share key tiles, one halves the
+        program. One allows twice the programs and never waits at span borders, which pays for few
+        rows."""
         return 1 if read.masked and read.units <= self.one_group else 2
 
     def wide_gain(self, num_packed: int, num_keys: int) -> float:
-        """What the wide tile saves over narrow ones, for rows that read the same keys."""
+        """Time that the wide tile saves over narrow ones, for rows that read the same keys."""
         return self._device_time(self.narrow, num_packed, num_keys) - self._device_time(
             self.wide, num_packed, num_keys
         )
 
     def worth_sharing(self, num_rows: int, group: int, num_keys: int) -> bool:
-        """Whether rows had better read these keys together than each on its own."""
+        """Whether reading these keys together is faster than a separate read per row."""
         alone = num_rows * self._device_time(self.narrow, group, num_keys, start=False)
         packed = num_rows * group
         together = min(
             self._device_time(tile, packed, num_keys) for tile in (self.narrow, self.wide)
         )
-        # each row's state of the shared keys must be merged with that of the others
+        # each row's state of the shared keys costs a merge
         return together + num_rows * self.per_state < alone
 
     def reading(
@@ -136,7 +135,7 @@ class CostModel:
         *,
         merged: bool = True,
     ) -> "Reading":
-        """Ways to read items of these keys and entries with one tile; ``merged``: their rows have
+        """Time estimates for items of these keys and entries in one tile. ``merged``: rows have
         several states even if no item is cut."""
         keys = np.asarray(item_keys, dtype=np.float64)
         entries = np.asarray(item_entries, dtype=np.float64)
@@ -153,9 +152,9 @@ class CostModel:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Items of so many ``keys`` and ``entries``, as units of one tile read them. A state of all KV
-    heads costs ``per_state``, and to merge states at all ``merge`` if items are cut; shares of all
-    programs have ``share_keys`` at least."""
+    """Items of ``keys`` and ``entries``, read by units of one tile. A state of all KV heads costs
+    ``per_state``; merging costs ``merge`` if items are cut. Shares of all programs have at least
+    ``share_keys`` keys."""
 
     cost: TileCost
     keys: Counts
@@ -166,8 +165,7 @@ class Reading:
     share_keys: int
 
     def split(self) -> tuple[int, float]:
-        """How many keys a unit should read at most if all are to read about as many, and how long
-        they take then."""
+        """The best limit of keys a unit, if all units read about equally many, and the time."""
         total = float(self.keys.sum()) * self.num_kv_heads
         longest = float(self.keys.max(initial=0))
         best, best_time = _SPLITS[0], float("inf")
@@ -183,9 +181,9 @@ class Reading:
         return best, best_time + (self.merge if best < longest else 0.0)
 
     def shared(self, turns: int, pieces: int, states: int) -> float:
-        """How long they take if every program reads equally much, in so many ``turns`` at most,
-        of which ``pieces`` of items read something, whose entries are ``states``; forever where
-        that was seen to lose."""
+        """Time if every program reads equally much, in at most ``turns`` units each. ``pieces`` of
+        items are not empty; their entries sum to ``states``. Infinite where measurements show a
+        loss."""
         programs = self.cost.programs / self.num_kv_heads
         few_keys = float(self.keys.sum()) < self.share_keys * programs
         if few_keys or pieces > _MOST_PIECES * programs:
@@ -197,8 +195,8 @@ class Reading:
 def default_cost_model(
     head_dim: int, itemsize: int, num_processors: int, *, hopper: bool = False
 ) -> CostModel:
-    """Costs as measured on an H200 with heads of 128 in bf16, scaled to the shape: for the choice
-    between plans only their ratios matter. ``hopper``: with the kernels of that generation."""
+    """Costs measured on an H200 with heads of 128 in bf16, scaled to the shape: only their ratios
+    matter for the choice of a plan. ``hopper`` assumes that generation's kernels."""
     block_d = max(64, 1 << (head_dim - 1).bit_length())
     scale = block_d * itemsize / 256
     if hopper and _on_hopper(head_dim, itemsize):
@@ -219,24 +217,24 @@ def default_cost_model(
 
     gather = None
     if hopper and _on_hopper(head_dim, 2):
-        # pages of e4m3 are left to another kernel, but for those that are widened first
+        # another kernel reads e4m3 pages, except pages widened first
         paged = 0.02 if itemsize == 2 else 0.45
-        # lists of a few thousand keys take 0.25 ms, of 32 layers
+        # a list of a few thousand keys takes 0.25 ms for 32 layers
         listing = 8.0
         gather = GatherCost(3.0, 0.00027 * scale, listing, 1.6, paged, 2.8, paged + 0.1)
     tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
-    # as many units as can still be cut (docs/log.md)
+    # the largest number of units that can still be cut (docs/log.md)
     one_group = num_processors * 4 // 5 if hopper and _on_hopper(head_dim, itemsize) else 0
     return CostModel(*tiles, 4.0, 0.00025, gather, one_group)
 
 
 def _on_hopper(head_dim: int, itemsize: int) -> bool:
-    """Whether the kernels of that generation serve such pages: they have one tile of each kind."""
+    """Whether the Hopper kernels serve these pages; they have one tile of each kind."""
     return itemsize == 2 and head_dim in (64, 128)
 
 
 def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) -> list[Tile]:
-    """What else could read the rows of ``tile`` on a GPU, and fits its shared memory."""
+    """Alternatives to ``tile`` that fit the GPU's shared memory."""
     properties = torch.cuda.get_device_properties(device)
     if properties.major == 9 and _on_hopper(head_dim, itemsize):
         return []
@@ -256,8 +254,7 @@ def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) 
 
 
 def cost_model_of(device: torch.device, head_dim: int, itemsize: int) -> CostModel:
-    """The default costs for a device; for a CPU, where kernels are only interpreted, any will
-    do."""
+    """The default costs of a device; on a CPU, where kernels are only interpreted, any serve."""
     if device.type != "cuda":
         return default_cost_model(head_dim, itemsize, 132)
     properties = torch.cuda.get_device_properties(device)

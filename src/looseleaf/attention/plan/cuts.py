@@ -1,10 +1,9 @@
-"""Where the items of a work list are cut along their keys: at fixed places whoever reads them, or
-so that all programs read equally much.
+"""Cuts of work-list items along their keys: at fixed positions, or into equal shares.
 
-A launch has as many programs as are in flight, and each takes every so-manieth unit (item, KV
-head). Items in parts of about one length are so many rounds of units, and most programs have
-nothing to do in a last round that is not full. Here all keys are laid side by side and cut where a
-program has its share; what a program reads stands in the list where its turns are."""
+A launch has as many programs as are in flight; program p takes units (item, KV head) p, p + n, ….
+Parts of one length need whole rounds of units, and a partial last round idles most programs. Equal
+shares lay all keys side by side and cut at each program's share. A program's pieces are placed in
+the list at its rounds."""
 
 import numpy as np
 
@@ -14,15 +13,15 @@ from looseleaf.attention.plan.lists import BoolArray, FlatItems, IntArray, Piece
 def equal_shares(
     flat: FlatItems, chosen: BoolArray, programs: int, step: int
 ) -> tuple[Pieces, int] | None:
-    """The ``chosen`` items, cut for ``programs`` of each KV head that take turns, at every ``step``
-    pages of an item at most; and how many turns there are. Turns of programs that have no more to
-    read are pieces of nothing. None if an item has no pages, or there is too little to share."""
+    """The ``chosen`` items in equal shares for ``programs`` programs of each KV head, and the
+    number of rounds. Cuts are at multiples of ``step`` pages of an item. Programs without work in a round
+    have empty pieces. None if an item has no pages or the keys are too few."""
     item = np.flatnonzero(chosen)
     pages = flat.num_pages[item].astype(np.int64)
     ends = np.cumsum(pages)
     if not len(item) or pages.min() == 0 or ends[-1] < programs * step:
         return None
-    # where a share ends, at a step of the item that it ends in
+    # the end of each share, rounded to a step of its item
     wanted = ends[-1] * np.arange(1, programs) // programs
     place = np.searchsorted(ends, wanted, "right")
     begins = ends - pages

@@ -1,7 +1,7 @@
-"""New rows whose keys are gathered before they are read: one span a chunk, in the frame of the
-prompt, over pages of their own (`looseleaf.ops.gather_kv`).
+"""New rows over gathered keys: one span a chunk, in the prompt's frame, over pages of its own
+(`looseleaf.ops.gather_kv`).
 
-What is replaced or hidden is settled by then, so such a span has neither patch nor bitmap."""
+Gathering resolves replaced and hidden keys, so its spans need neither patch nor bitmap."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,13 +21,13 @@ from looseleaf.ops.page_dtypes import FP8
 from looseleaf.types import ScoreRule
 
 MOST_GATHERED = 65536
-"""Keys that are gathered at most, of one layer at a time: 256 MiB of 8 KV heads of 128 in bf16."""
+"""The most keys of one layer that are gathered: 256 MiB of 8 KV heads of 128 in bf16."""
 Sources = tuple[IntArray, IntArray]
 
 
 def reads_gathered(kv: Tensor, row_dtype: torch.dtype, rules: Sequence[ScoreRule]) -> bool:
-    """Whether rows of this dtype read the pool ``kv`` by a kernel that gathered keys are laid out
-    for, in every layer."""
+    """Whether the kernel for rows of this dtype can read gathered keys of the pool ``kv``, in every
+    layer."""
     if kv.dtype not in (row_dtype, FP8):
         return False
     pages = kv.new_empty((0, kv.shape[3], GATHERED_SIZE, kv.shape[5]), dtype=row_dtype)
@@ -35,8 +35,8 @@ def reads_gathered(kv: Tensor, row_dtype: torch.dtype, rules: Sequence[ScoreRule
 
 
 class GatheredChunks(NamedTuple):
-    """``chunks`` over the gathered pages, and where the key of each of their slots comes from:
-    ``slots`` (negative: nowhere) and ``turns``, as in `looseleaf.ops.gather_kv.KeySources`."""
+    """``chunks`` over the gathered pages, and the sources of their keys: ``slots`` (negative: none)
+    and ``turns``, as in `looseleaf.ops.gather_kv.KeySources`."""
 
     chunks: list[PrefillChunk]
     slots: IntArray
@@ -50,8 +50,8 @@ class GatheredChunks(NamedTuple):
 def gather_chunks(
     chunks: Sequence[PrefillChunk], page_size: int, page_array: PageArray = int32
 ) -> GatheredChunks | None:
-    """``chunks`` as they are read over gathered pages; None if a position up to the last row of
-    some chunk has no visible key or several, so that a slot would not tell where its key stands."""
+    """``chunks`` over gathered pages; None if a position up to a chunk's last row has no visible
+    key, or several: a slot would not determine its key's position."""
     made: list[PrefillChunk] = []
     sources: list[Sources] = []
     first_page = 0
@@ -70,18 +70,18 @@ def gather_chunks(
 
 
 def gathered_spans(gathered: GatheredChunks, tile_rows: int) -> HostSpans:
-    """The arrays of a `SpanList` for them on the host."""
+    """The arrays of a `SpanList` for ``gathered`` on the host."""
     spans = host_spans(gathered.chunks, tile_rows)
     told = {"source_slots": gathered.slots, "source_turns": gathered.turns}
     return HostSpans({**spans.arrays, **told}, spans.parts)
 
 
 def read_by_spans(chunks: Sequence[PrefillChunk], tile_rows: int, num_kv_heads: int) -> ReadBySpans:
-    """What ``chunks`` would read where their keys are."""
+    """The reads of ``chunks`` with keys in place."""
     tiles = [-(-len(chunk.positions) // tile_rows) for chunk in chunks]
     keys = [int(chunk.positions[-1]) + 1 for chunk in chunks]
     borders = [len(chunk.spans) - 1 for chunk in chunks]
-    # rows rise: those of a prompt without gaps see half of their own keys in the mean
+    # causal rows of a prompt without gaps see half of their own keys on average
     seen = [k - len(c.positions) / 2 for k, c in zip(keys, chunks, strict=True)]
     total = max(1, sum(tiles))
     mean_keys = sum(t * s for t, s in zip(tiles, seen, strict=True)) / total
@@ -93,7 +93,7 @@ def read_by_spans(chunks: Sequence[PrefillChunk], tile_rows: int, num_kv_heads: 
 def _sources(
     chunk: PrefillChunk, num_keys: int, page_size: int, page_array: PageArray
 ) -> Sources | None:
-    """Slots and turns of the keys of a chunk, up to a whole number of pages."""
+    """Slots and rotations of a chunk's keys, padded to whole pages."""
     room = -(-num_keys // GATHERED_SIZE) * GATHERED_SIZE
     slots = np.full(room, -1, dtype=np.int32)
     turns = np.zeros(room, dtype=np.int32)
@@ -113,7 +113,7 @@ def _sources(
 def _lay_out(
     span: ReadSpan, length: int, sources: Sources, page_size: int, page_array: PageArray
 ) -> int:
-    """Write where the first ``length`` keys of a span come from; how many of them are visible."""
+    """Write the sources of a span's first ``length`` keys; returns how many are visible."""
     slots, turns = sources
     pages = page_array(span.pages)[: -(-length // page_size)]
     own = np.arange(page_size, dtype=np.int32)

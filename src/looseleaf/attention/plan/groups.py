@@ -1,8 +1,8 @@
-"""Who reads which pages together: the spans of all rows of a decode step, grouped into work items.
+"""Grouping of decode rows: spans that several rows share become one work item.
 
-Rows share an item when they read the same physical pages, whatever their offsets: a document at
-different places, a common system prompt, a forest of prefixes. Pages are shared physically only
-when their content and context are the same, so page numbers are all that must be compared.
+Rows share an item when they read the same physical pages, at any offsets: a document at different
+positions, a common system prompt, a forest of prefixes. Pages are shared physically only if content
+and context are equal, so comparing page numbers suffices.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,18 @@ from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.host.window import WindowRow
 
 Bitmap = npt.NDArray[np.int32]
-"""One bit a frame position, 32 to a word; a set bit hides the key that stands there."""
+"""One bit a frame position, 32 to a word; a set bit hides the key at that position."""
 
 
 Positions = Sequence[int] | npt.NDArray[np.int64]
-"""Where rows or keys stand, rising."""
+"""Positions of rows or keys, ascending."""
 
 
 def join_bitmaps(
     bitmaps: Sequence[Bitmap | None],
 ) -> tuple[list[int], npt.NDArray[np.integer[Any]]]:
-    """Where each bitmap begins in the words of all, -1 for none; one that comes twice stands
-    once.
-    """
+    """The start of each bitmap in the joined words, -1 for None, and the words; equal objects are
+    stored once."""
     starts: dict[int, int] = {}
     words: list[Bitmap] = []
     end = 0
@@ -43,12 +42,11 @@ def join_bitmaps(
 
 @dataclass(frozen=True)
 class ReadSpan:
-    """What one row reads of one segment or run: ``length`` keys in ``pages``, standing at
-    ``offset`` (Δ).
+    """One row's read of one segment or run: ``length`` keys in ``pages``, at ``offset`` (Δ).
 
-    The first ``sharable`` pages never change while the row lives, so other rows may hold them too.
-    Keys in ``hidden`` are replaced, for this row only. A patch has ``places``: where its keys truly
-    stand, rising, as the pool's ``slot_positions`` say too; it is in frame 0 and not sharable.
+    The first ``sharable`` pages never change while the row lives, so other rows may read them too.
+    Keys in ``hidden`` are replaced, for this row only. A patch has ``places``: its keys' positions,
+    ascending, equal to the pool's ``slot_positions``; it is in frame 0 and not sharable.
     """
 
     pages: Sequence[int]
@@ -60,7 +58,7 @@ class ReadSpan:
 
     @property
     def bound(self) -> int:
-        """The frame position before which its keys stand."""
+        """The first frame position after its keys."""
         return self.length if self.places is None else int(self.places[-1]) + 1
 
 
@@ -68,10 +66,10 @@ class ReadSpan:
 class DecodeRow:
     """One query row: its position, the settled spans before its tail, and the tail.
 
-    ``settled`` and the tail's ``pages`` are the same objects at every step of the row's life, so
-    that a grouping can be kept from step to step; the tail grows. All of both is visible to the
-    row. ``hosted`` is what it reads besides, outside of the pool; in a ``window`` past rows read
-    what the newest finds there.
+    ``settled`` and the tail's ``pages`` are the same objects at every step of the row's life, so a
+    grouping can be cached between steps; the tail grows. All their keys are visible to the row.
+    ``hosted`` are its reads outside of the pool. In a ``window`` past rows read the keys that the
+    newest row finds there.
     """
 
     position: int
@@ -82,9 +80,8 @@ class DecodeRow:
 
 
 class Entry(NamedTuple):
-    """One row of an item: Δ, the frame position before which keys are visible, and which of them
-    are hidden all the same.
-    """
+    """One row of an item: Δ, the frame position before which keys are visible, and the hidden keys
+    among them."""
 
     row: int
     offset: int
@@ -96,7 +93,7 @@ class Entry(NamedTuple):
 class Item:
     """A run of pages, ``first_page`` pages into their segment, and the rows that read it.
 
-    The keys of an ``explicit`` one stand where the pool's ``slot_positions`` say.
+    Keys of an ``explicit`` item are at the pool's ``slot_positions``.
     """
 
     pages: Sequence[int]
@@ -107,9 +104,8 @@ class Item:
 
 @dataclass(eq=False)
 class Groups:
-    """Items of settled spans and of what tails have in common; ``tail_starts[row]`` is the page
-    from which a row reads its tail alone. ``refused`` counts stretches that rows have in common
-    and read alone all the same.
+    """Items of settled spans and of common tail pages; a row reads its tail alone from page
+    ``tail_starts[row]`` on. ``refused`` counts common stretches that rows read separately.
     """
 
     items: list[Item]
@@ -124,7 +120,7 @@ class _Reader(NamedTuple):
 
 
 Worth = Callable[[int, int], bool]
-"""Whether so many rows had better read so many common pages together."""
+"""Whether ``(rows, pages)``: rows with common pages, are faster read together."""
 
 
 def group_rows(
@@ -132,8 +128,8 @@ def group_rows(
 ) -> Groups:
     """The groups of a step. Without ``grouping`` each (row, span) is an item of its own.
 
-    Common pages are read together where that is ``worth`` it (always, without an opinion), in
-    stretches that end at multiples of ``step`` pages.
+    Common pages form an item if ``worth`` agrees or is None; stretches end at multiples of ``step``
+    pages.
     """
     groups = Groups([], [0] * len(rows))
     by_first_page: dict[int, list[_Reader]] = {}
@@ -152,7 +148,7 @@ def group_rows(
 
 
 def tail_items(rows: Sequence[DecodeRow], groups: Groups) -> list[Item]:
-    """What each row reads alone of its tail: at least its own newest key."""
+    """The tail pages that each row reads alone: at least its own newest key."""
     return [
         _alone(_Reader(index, row.tail, True), start)
         for index, (row, start) in enumerate(zip(rows, groups.tail_starts, strict=True))
@@ -172,22 +168,22 @@ def _entry(reader: _Reader) -> Entry:
 
 @dataclass(frozen=True)
 class _Forest:
-    """Walks down the stretches that readers have in common, and makes items of them."""
+    """Splits readers along their common prefixes into items."""
 
     groups: Groups
     worth: Worth | None
     step: int
 
     def split(self, readers: list[_Reader], start: int) -> None:
-        """Items for ``readers``, who agree on all pages before ``start``: the stretch they share,
-        then the rest."""
-        # those who are still to be looked at: a prefix may branch more often than calls may nest
+        """Items for ``readers``, which share all pages before ``start``: the common stretch, then the
+        rest."""
+        # an explicit stack: prefixes may branch deeper than calls may nest
         left = [(readers, start)]
         while left:
             left += reversed(self._branches(*left.pop()))
 
     def _branches(self, readers: list[_Reader], start: int) -> list[tuple[list[_Reader], int]]:
-        """An item of the stretch that ``readers`` share, and those who share more behind it."""
+        """Add an item for the stretch that ``readers`` share; returns groups that share more."""
         if len(readers) == 1:
             self._leave(readers[0], start)
             return []
@@ -199,7 +195,7 @@ class _Forest:
             self.groups.items.append(Item(pages, start, entries))
             start = stop
         else:
-            # some of them may have more in common, and read this stretch along with it
+            # a subset may share more, and reads this stretch with it
             self.groups.refused += 1
         branches: dict[int, list[_Reader]] = {}
         for reader in readers:
@@ -210,7 +206,7 @@ class _Forest:
         return [(branch, start) for branch in branches.values()]
 
     def _leave(self, reader: _Reader, start: int) -> None:
-        """From page ``start`` the reader is on its own."""
+        """The reader reads alone from page ``start`` on."""
         if reader.is_tail:
             self.groups.tail_starts[reader.row] = start
         elif start < len(reader.span.pages):
@@ -218,7 +214,7 @@ class _Forest:
 
 
 def _common_prefix(readers: list[_Reader], start: int) -> int:
-    """The page index up to which all readers hold the same sharable pages."""
+    """The page index up to which all readers have the same sharable pages."""
     first = readers[0].span
     if all(r.span.pages is first.pages and r.span.sharable == first.sharable for r in readers):
         return first.sharable

@@ -1,4 +1,4 @@
-"""The arrays of a span list on the host, before a device has them."""
+"""The arrays of a span list on the host, before the copy to a device."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -43,5 +43,5 @@ class HostSpans(NamedTuple):
 
     @property
     def num_gathered(self) -> int:
-        """Slots of the gathered pages, 0 if they are read where they are."""
+        """Slots of the gathered pages, 0 if keys are read in place."""
         return len(self.arrays.get("source_slots", ()))

@@ -1,7 +1,7 @@
-"""Work lists and span lists as host arrays, and the way they go to a device: in one copy.
+"""Work lists and span lists as host arrays, and their copy to a device.
 
-What is built here is numpy, of which tensors are made for one step; for a captured graph
-`looseleaf.attention.buffers.work_buffer` keeps some of fixed capacity."""
+The arrays are numpy; tensors are made for one step. For captured graphs
+`looseleaf.attention.buffers.work_buffer` has tensors of fixed capacity."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 PageArray = Callable[[Sequence[int]], IntArray]
-"""Pages as an array, kept from step to step."""
+"""Pages as an array, cached between steps."""
 OWN_NUMBERS = 4
-"""Numbers a row of ``WorkList.row_own``."""
-# up to so many numbers are added up one by one sooner than by numpy
+"""Numbers a row in ``WorkList.row_own``."""
+# Python adds up to this many numbers faster than numpy
 _SHORT = 64
-# kernels read the arrays best where each begins at a multiple of 64 bytes
+# kernels read fastest from multiples of 64 bytes
 _ALIGNED = 16
 
 
@@ -47,8 +47,8 @@ def indptr_of(counts: Sized) -> IntArray:
 def joined_masks(
     bitmaps: Sequence[Bitmap | None], explicit: IntArray
 ) -> tuple[list[int], IntArray]:
-    """As `join_bitmaps`, of what is ``explicit`` in part: a list with patches or bitmaps has words,
-    by which operators know it from plain ones."""
+    """As `join_bitmaps`; with an ``explicit`` part there is at least one word, by which operators
+    distinguish lists with patches from plain ones."""
     masks, words = join_bitmaps(bitmaps)
     return masks, int32([0]) if not len(words) and explicit.any() else words
 
@@ -59,13 +59,13 @@ def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tens
     flat = np.zeros(places(sizes)[1], dtype=np.int32)
     host = torch.from_numpy(filled(flat, arrays, sizes))
     if device.type == "cuda":
-        # from pinned memory the copy waits for no kernel, and the host not for the copy
+        # a copy from pinned memory neither waits for kernels nor blocks the host
         host = host.pin_memory()
     return views(host.to(device, non_blocking=True), sizes)
 
 
 def places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Where each array begins, and how long they are together."""
+    """The start of each array in one buffer, and the buffer's length."""
     starts, end = {}, 0
     for name, size in sizes.items():
         starts[name] = end
@@ -74,7 +74,7 @@ def places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def filled(flat: IntArray, arrays: Mapping[str, IntArray], sizes: Mapping[str, int]) -> IntArray:
-    """``flat`` with ``arrays`` where `places` says."""
+    """``flat`` with ``arrays`` written at the starts of `places`."""
     starts, _ = places(sizes)
     for name, array in arrays.items():
         flat[starts[name] : starts[name] + len(array)] = array
@@ -82,15 +82,15 @@ def filled(flat: IntArray, arrays: Mapping[str, IntArray], sizes: Mapping[str, i
 
 
 def views(flat: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """The arrays in ``flat`` where `places` says."""
+    """Views of the arrays in ``flat``, at the starts of `places`."""
     starts, _ = places(sizes)
     return {name: flat[starts[name] : starts[name] + size] for name, size in sizes.items()}
 
 
 @dataclass(frozen=True)
 class FlatItems:
-    """Items side by side: the pages and the entries of all of them, in CSR form. Of those that are
-    ``final`` no step writes a key while its rows read them."""
+    """Items in CSR form: the pages and the entries of all of them. No step writes keys of a
+    ``final`` item while its rows read it."""
 
     pages: IntArray
     page_indptr: IntArray
@@ -105,7 +105,7 @@ class FlatItems:
     def create(
         cls, items: Sequence[Item], pages: Sequence[IntArray], *, final: bool = False
     ) -> "FlatItems":
-        """``items``, whose pages are given as arrays."""
+        """``items``, whose pages are ``pages``."""
         entries = [entry for item in items for entry in item.entries]
         explicit = int32([item.explicit for item in items])
         masks, mask_words = joined_masks([entry.hidden for entry in entries], explicit)
@@ -123,7 +123,7 @@ class FlatItems:
 
     @classmethod
     def concatenate(cls, parts: Sequence["FlatItems"]) -> "FlatItems":
-        """All items of all parts."""
+        """All items of all ``parts``."""
         entries = np.concatenate([p.entries for p in parts], axis=1)
         before = indptr_of([len(p.mask_words) for p in parts])[:-1]
         shift = np.repeat(before, [p.entries.shape[1] for p in parts])
@@ -149,7 +149,7 @@ class FlatItems:
 
 
 class Pieces(NamedTuple):
-    """Items cut along keys and entries: which pages and entries of which item each piece has."""
+    """Items cut along keys and entries: the pages and entries of an item that each piece has."""
 
     item: IntArray
     first_page: IntArray
@@ -165,7 +165,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def cut(cls, flat: FlatItems, page_parts: IntArray, entry_parts: IntArray) -> "Pieces":
-        """Each item in near-equal parts; those that read the same keys stand side by side."""
+        """Each item in near-equal parts; parts of the same keys are adjacent."""
         per_item = page_parts * entry_parts
         item = np.repeat(np.arange(len(per_item), dtype=np.int32), per_item)
         nth = ramp(per_item)
@@ -190,24 +190,24 @@ class Pieces(NamedTuple):
         return len(np.unique(flat.entries[0, entries])) == num_rows
 
     def join(self, others: "Pieces") -> "Pieces":
-        """These and ``others`` behind them."""
+        """These pieces, then ``others``."""
         return Pieces(*map(np.concatenate, zip(self, others, strict=True)))
 
     def take(self, order: IntArray) -> "Pieces":
-        """The pieces in another order."""
+        """The pieces in ``order``."""
         return Pieces(*(column[order] for column in self))
 
 
 def ramp(counts: IntArray) -> IntArray:
-    """0, 1, … for each count, one after another."""
+    """0, 1, … for each count, concatenated."""
     indptr = indptr_of(counts)
     return np.arange(indptr[-1], dtype=np.int32) - np.repeat(indptr[:-1], counts)
 
 
 @dataclass(frozen=True)
 class HostWork:
-    """The arrays of a `WorkList` on the host; ``tiles`` as there, ``final`` as in `FlatItems`, of
-    no item if it is None."""
+    """The arrays of a `WorkList` on the host; ``tiles`` as there. ``final`` as in `FlatItems`; None
+    for no item."""
 
     arrays: dict[str, IntArray]
     tiles: tuple[Tile, ...] = ()
@@ -253,10 +253,10 @@ def host_work(
     page_size: int,
     classes: Sequence[tuple[Tile, int]] = (),
 ) -> HostWork:
-    """The arrays for ``pieces`` of ``flat``; ``classes`` are tiles and how many pieces each has.
+    """The arrays for ``pieces`` of ``flat``; ``classes`` are tiles and their numbers of pieces.
 
-    The states of a row stand by the offset and place of what they read, not by the grouping; those
-    of pieces of a finishing tile stand behind all of them."""
+    A row's states are ordered by offset and position of their keys, independent of the grouping;
+    those of a finishing tile follow all others."""
     finishing = sum(count for tile, count in classes if tile.finishing)
     pages = pieces.stop_page - pieces.first_page
     page_index = np.repeat(flat.page_indptr[pieces.item] + pieces.first_page, pages) + ramp(pages)
@@ -266,11 +266,11 @@ def host_work(
     row, offset, bound, mask = flat.entries[:, np.repeat(first_entry, counts) + ramp(counts)]
     first = np.repeat(flat.first_page[pieces.item] + pieces.first_page, counts)
     explicit = flat.explicit[pieces.item]
-    # where an entry stands among those of its row is where its state goes
+    # an entry's rank within its row is the index of its state
     state = np.empty(len(row), dtype=np.int32)
     patch = np.repeat(explicit, counts)
     none = np.zeros(len(pieces.item), dtype=np.int32)
-    # a piece that a row reads when it is merged has one entry, and they are the last
+    # each piece of a finishing tile has one entry; they are the last
     merged = len(row) - finishing
     behind = np.arange(len(row)) >= merged
     state[np.lexsort((first, patch, offset, row, behind))] = np.arange(len(row), dtype=np.int32)
@@ -307,7 +307,7 @@ def host_work(
 def make_work_list(
     items: Sequence[Item], rows: Sequence[DecodeRow], *, page_size: int, device: torch.device
 ) -> WorkList:
-    """The arrays of `WorkList` for ``items`` as they are, with the states of a row side by side."""
+    """A `WorkList` of the uncut ``items``, with the states of a row side by side."""
     flat = FlatItems.create(items, [int32(item.pages) for item in items])
     positions = int32([row.position for row in rows])
     return host_work(flat, Pieces.whole(flat), positions, page_size).to(device)
@@ -316,9 +316,9 @@ def make_work_list(
 def finish_spans(
     num_rows: int, rows: IntArray, items: tuple[IntArray, IntArray, IntArray], page_size: int
 ) -> IntArray:
-    """The keys that rows read when they are merged, as `looseleaf.ops.finish_rows` takes them: for
-    each row where its pages begin, how many slots they have, Δ and bound; no slots if it
-    reads nothing. ``items`` are page prefix sums, offsets and bounds of the items of ``rows``."""
+    """The keys that rows read during the merge, for `looseleaf.ops.finish_rows`: first page slot,
+    number of slots, Δ and bound of each row; no slots for a row without any. ``items`` are page
+    prefix sums, offsets and bounds of the items of ``rows``."""
     indptr, offset, bound = items
     own = np.zeros((num_rows, OWN_NUMBERS), dtype=np.int32)
     own[rows] = np.stack([indptr[:-1], np.diff(indptr) * page_size, offset, bound], axis=1)

@@ -1,8 +1,7 @@
-"""The attention plan of one step: the work list of its decode rows and the span list of its new
-rows.
+"""The attention plan of one step: a work list of its decode rows, a span list of its new rows.
 
-Host work, once a step and shared by all layers; what comes out are plain int32 arrays for the
-operators. A cost model chooses who reads together and how far items are cut."""
+The host plans once a step for all layers; operators get plain int32 arrays. A cost model decides
+which rows share reads and how far items are cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -44,32 +43,31 @@ from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import KEYS, UnitCosts
 
-# a batch-invariant plan cuts every segment at the same places
+# a batch-invariant plan cuts every segment at the same positions
 _INVARIANT_SPLIT = 1024
 # packed rows of a prefill tile
 _TILE_ROWS = 128
-# steps of up to so many new rows are read by work list if their tiles leave processors idle
+# steps with at most this many new rows use a work list if their tiles leave processors idle
 _FEW_NEW_ROWS = 512
-# in how many parts the keys of a tile are read at most, and how many keys a part has at least
+# the most parts of a tile's keys, and the fewest keys of a part
 _MOST_PARTS = 8
 _PART_KEYS = 512
-# keys that a row may have of its own and still read when it is merged
+# the most keys that a row reads during its merge
 _FINISHED_KEYS = 256
-# what a part of a tile takes to go on from one span to the next, by the computing groups of its
-# program, in microseconds
+# microseconds of a tile part at a span border, by consumer warpgroups of its program
 _BORDERS = {2: 2.6, 1: 0.9}
-# page lists that are long enough to be kept as arrays, and how many are
+# the shortest page list that is cached as an array, and the most cached lists
 _WORTH_KEEPING = 16
 _MOST_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """``work`` covers the first ``num_work_rows`` rows of a step, ``spans`` the others; either is
-    None if it has none.
+    """``work`` covers the first ``num_work_rows`` rows of a step, ``spans`` the others; either may
+    be None.
 
-    A step's rows are its decode rows, then the rows of its chunks, in order. Decode rows are read
-    by work list; so are all new rows of a step that has few of them.
+    A step's rows are its decode rows, then its chunks' rows, in order. The work list covers decode
+    rows, and all new rows of a step with few of them.
     """
 
     num_work_rows: int
@@ -79,8 +77,8 @@ class AttentionPlan:
 
 @dataclass
 class PlanCounters:
-    """What the plan chose, summed over steps: items that read settled pages, and how many of them
-    serve several rows at once; pieces read by narrow and by wide tiles; keys gathered."""
+    """Decisions of the plans, summed over steps: items over settled pages, items shared by several
+    rows, pieces read by narrow and by wide tiles, gathered keys."""
 
     items: int = 0
     grouped_items: int = 0
@@ -93,13 +91,10 @@ class PlanCounters:
 
 @dataclass(eq=False)
 class Planner:
-    """Plans the steps of one model on one device.
-
-    ``batch_invariant``: a row's answer has the same bits whoever is in the batch and whether or not
-    rows are grouped: one tile shape, cuts at fixed places, a fixed order of the merge.
-    ``gathering``: its kernels read gathered keys sooner (`CostModel.worth_gathering` says when).
-    ``finishing``: behind what a wide tile reads, rows read the little that is theirs when they
-    are merged; for plain rules only.
+    """``batch_invariant``: a row's output has the same bits in every batch, grouped or not: one
+    tile shape, cuts at fixed positions, a fixed merge order. ``gathering``: the kernels read gathered
+    keys faster (see `CostModel.worth_gathering`). ``finishing``: after a wide tile, rows read their
+    few own keys during the merge; for plain rules only.
     """
 
     page_size: int
@@ -115,7 +110,7 @@ class Planner:
     _settled: tuple[Groups, FlatItems] | None = None
 
     def group(self, rows: Sequence[DecodeRow], *, grouping: bool) -> Groups:
-        """Who reads what together, where the cost model agrees."""
+        """The groups of ``rows``, where the cost model agrees."""
         step = _INVARIANT_SPLIT // self.page_size if self.batch_invariant else 1
         groups = group_rows(rows, grouping=grouping, worth=self._worth, step=step)
         self.counters.refused_groups += groups.refused
@@ -129,8 +124,8 @@ class Planner:
         *,
         finish: bool = False,
     ) -> AttentionPlan:
-        """The plan of a step of ``rows``, grouped as ``groups`` say, and ``chunks``; ``finish`` as
-        in `host_work`."""
+        """The plan of a step of ``rows``, grouped as ``groups``, and ``chunks``; ``finish`` as in
+        `host_work`."""
         if not rows and not chunks:
             return AttentionPlan(0, None, None)
         if work := self.host_work(rows, groups, chunks, finish=finish):
@@ -150,10 +145,10 @@ class Planner:
         *,
         finish: bool = False,
     ) -> HostWork | None:
-        """The work list of all rows of the step; None if the new rows are to be read by spans.
+        """The work list of all rows of the step; None if the new rows need a span list.
 
-        Without ``finish`` the states of a row hold all that it reads: others may join them. With it
-        rows of one state each have it as their answer."""
+        Without ``finish`` a row's states cover all of its keys, and further states may join. With
+        it the single state of a row is its output."""
         if chunks and not self.by_work_list(chunks):
             return None
         positions = [int32([row.position for row in rows])]
@@ -186,9 +181,8 @@ class Planner:
         return self.costs.worth_sharing(num_rows, self._group, num_pages * self.page_size)
 
     def by_work_list(self, chunks: Sequence[PrefillChunk]) -> bool:
-        """Whether new rows are read by work list, with those that decode in the same step."""
-        # a span's bitmap is that of all its rows: looked at once a key, and of a work list's once
-        # a row and key
+        """Whether new rows join the work list of the step's decode rows."""
+        # a span list reads a bitmap once a key, a work list once a row and key
         if self.batch_invariant or is_patched(chunks):
             return False
         few = sum(len(chunk.positions) for chunk in chunks) <= _FEW_NEW_ROWS
@@ -203,8 +197,7 @@ class Planner:
     ) -> SpanList:
         """The span list of ``chunks``, in parts where its tiles would leave processors idle.
 
-        Keys are gathered if that pays, or as ``gather`` says, where they can be; programs have as
-        many computing groups as pay, or ``groups``."""
+        ``gather`` and ``groups`` (consumer warpgroups of a program) override the cost model."""
         return sent_spans(self.host_spans(chunks, gather=gather, groups=groups), self.device)
 
     def host_spans(
@@ -214,7 +207,7 @@ class Planner:
         gather: bool | None = None,
         groups: int | None = None,
     ) -> HostSpans:
-        """The same on the host."""
+        """The arrays of `span_list` on the host."""
         read = read_by_spans(chunks, self.tile_rows, self.num_kv_heads)
         if (gathered := self._gathered(chunks, read, gather)) is not None:
             self.counters.gathered_keys += gathered.num_keys
@@ -233,8 +226,8 @@ class Planner:
         return with_units(spans, self.num_kv_heads, costs, groups) if on_gpu else spans
 
     def _unit_costs(self, groups: int) -> UnitCosts | None:
-        """What units cost that programs of so many ``groups`` read; in batch-invariant mode every
-        tile is whole, whatever else is in the step."""
+        """Costs of units for programs of ``groups`` consumer warpgroups; None in batch-invariant
+        mode, where tiles stay whole."""
         if self.batch_invariant:
             return None
         costs, wide = self.costs, self.costs.wide
@@ -245,8 +238,8 @@ class Planner:
     def _gathered(
         self, chunks: Sequence[PrefillChunk], read: ReadBySpans, gather: bool | None
     ) -> GatheredChunks | None:
-        """``chunks`` over gathered keys; never in batch-invariant mode, since whether it pays
-        depends on all of them."""
+        """``chunks`` over gathered keys, None where that does not pay. Batch-invariant plans never
+        gather: whether it pays depends on the batch."""
         if not self.gathering or self.batch_invariant or not chunks or gather is False:
             return None
         pays = gather or self.costs.worth_gathering(read, self.num_kv_heads)
@@ -259,7 +252,7 @@ class Planner:
         return tiles * self.num_kv_heads
 
     def _settled_items(self, groups: Groups) -> FlatItems:
-        """What stays from step to step while the rows do."""
+        """The items of settled spans, cached while the rows stay the same."""
         if self._settled is None or self._settled[0] is not groups:
             self._settled = groups, self._flat(groups.items)
         return self._settled[1]
@@ -269,7 +262,7 @@ class Planner:
         return FlatItems.create(items, pages, final=True)
 
     def page_array(self, pages: Sequence[int]) -> IntArray:
-        """``pages`` as an array, kept from step to step: lists of pages only grow."""
+        """``pages`` as an array, cached between steps: page lists only grow."""
         if len(pages) < _WORTH_KEEPING:
             return int32(pages)
         known = self._pages.get(id(pages))
@@ -285,7 +278,7 @@ class Planner:
         return known[1]
 
     def _cut(self, flat: FlatItems, num_rows: int) -> tuple[Pieces, list[tuple[Tile, int]]]:
-        """The pieces in the order of their tiles."""
+        """The pieces in the order of their tiles, and the tiles with their numbers of pieces."""
         packed, narrow = flat.num_entries * self._group, self.costs.narrow
         if self.batch_invariant:
             parts = -(-flat.num_entries // max(1, narrow.tile.block_m // self._group))
@@ -304,8 +297,8 @@ class Planner:
         return pieces, classes
 
     def _pieces(self, cost: TileCost, flat: FlatItems, chosen: BoolArray, merged: bool) -> Pieces:
-        """The ``chosen`` items as ``cost`` says they are read soonest: all in parts of about one
-        length, the longest first, or in shares of one length for all programs."""
+        """The ``chosen`` items, cut in the fastest way for ``cost``: in parts of about one length,
+        longest first, or in equal shares for all programs."""
         entry_parts = -(-flat.num_entries // max(cost.tile.block_m // self._group, 1)) * chosen
         keys = np.repeat(flat.num_pages * self.page_size, entry_parts)
         entries = np.repeat(flat.num_entries / np.maximum(entry_parts, 1), entry_parts)
@@ -313,7 +306,7 @@ class Planner:
         split, time = read.split()
         step = max(1, cost.tile.block_n // self.page_size)
         programs, rest = divmod(cost.programs, self.num_kv_heads)
-        # those that read the same keys one after the other stay side by side
+        # pieces of the same keys stay adjacent
         once = rest == 0 and entry_parts.max(initial=0) == 1
         if once and read.shared(1, len(keys), 0) < time:
             found = equal_shares(flat, chosen, programs, step)
@@ -330,8 +323,8 @@ class Planner:
     def _finished(
         self, flat: FlatItems, pieces: Pieces, classes: list[tuple[Tile, int]]
     ) -> tuple[Pieces, list[tuple[Tile, int]]]:
-        """The narrow pieces behind the wide ones, to be read when their rows are merged, if each is
-        short and all that its row reads alone."""
+        """Moves the narrow pieces after the wide ones, to be read during the merge. Requires that
+        each is short and its row's only narrow piece."""
         if len(classes) < 2 or len(flat.mask_words):
             return pieces, classes
         (narrow, count), wide = classes
@@ -345,7 +338,7 @@ class Planner:
         return pieces.take(order), [wide, (replace(narrow, finishing=True), count)]
 
     def _wide(self, packed: IntArray, num_pages: IntArray) -> BoolArray:
-        """Which items go to the wide tile: none unless that pays for one more launch."""
+        """Mask of the items for the wide tile: none unless the gain exceeds one more launch."""
         gains = np.zeros(len(packed))
         for n in np.flatnonzero(packed > self.costs.narrow.tile.block_m):
             gains[n] = self.costs.wide_gain(int(packed[n]), int(num_pages[n]) * self.page_size)

@@ -1,4 +1,4 @@
-"""Times launches of the attention operators on a GPU, over pages of their own."""
+"""Times launches of the attention operators on a GPU, over random pages of its own."""
 
 import statistics
 from collections.abc import Callable
@@ -20,14 +20,14 @@ _LAUNCHES, _REPETITIONS = 8, 5
 class DeviceProbe:
     """Random pages on one device, in random order, read by launches in a captured graph.
 
-    Every launch of a graph reads items of its own, as far as the pages go: a layer finds nothing in
-    the cache that the one before left there.
+    Every launch of a graph reads its own items, as far as the pages suffice: the cache holds no
+    page of an earlier launch.
     """
 
     def __init__(self, device: torch.device, shape: Shape, max_items: int | None = None) -> None:
         self.device, self.shape = device, shape
         on_gpu = device.type == "cuda"
-        # two programs a processor, twice over
+        # two rounds of two programs a processor
         units = 4 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 8
         items = max_items or 2 * units // shape.num_kv_heads
         self._num_pages = items * LONG // shape.page_size
@@ -76,8 +76,8 @@ class DeviceProbe:
     def _list(
         self, tile: Tile, items: int, keys: int, rows: int, readers: int, first: int
     ) -> WorkList:
-        """A list of one launch: ``items`` items, each read by all rows, ``readers`` of which read
-        the same pages one after the other."""
+        """The list of one launch: ``items`` items, each read by all rows; ``readers`` consecutive
+        items read the same pages."""
         count = keys // self.shape.page_size
         entries = [Entry(row, 0, keys) for row in range(rows)]
         made, pages = [], []
@@ -92,7 +92,7 @@ class DeviceProbe:
         return work.to(self.device)
 
     def _microseconds(self, launch: Callable[[], None]) -> float:
-        """The median time of one of the launches of ``launch``."""
+        """The median time of one of the launches in ``launch``."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):

@@ -1,8 +1,7 @@
-"""Rows that choose pages, and attention over those: each row and KV head reads its own.
+"""Attention of rows over the pages that they choose: each row and KV head reads its own pages.
 
-Written with tensor operations that have the same shapes in every layer, on any device; no loop over
-rows, heads or pages. What it answers is one state a row, which joins the merge with what the row
-reads in any case.
+The tensor operations have the same shapes in every layer, on any device; no loop runs over rows,
+heads or pages. The result is one state a row, which joins the merge of the row's other states.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ def attend_chosen(
     choice: Choice,
     candidates: Candidates,
 ) -> AttnState:
-    """The state of each row over its chosen pages: fp32, ``(0, -inf)`` where it chose none."""
+    """The state of each row over its chosen pages: fp32, ``(0, -inf)`` for a row without any."""
     k_pages, v_pages = candidates.pool.layer(layer)
     rule, heads = candidates.rules[layer], candidates.num_kv_heads
     row = torch.arange(len(q), device=q.device)[:, None, None]
@@ -53,7 +52,7 @@ def attend_chosen(
 def _seen(
     layer: int, choice: Choice, candidates: Candidates, spans: Int[Tensor, "rows kv_heads chosen"]
 ) -> Bool[Tensor, "rows kv_heads chosen page_size"]:
-    """Which keys of the chosen pages their row sees."""
+    """Mask of the keys that are visible to their row, in the chosen pages."""
     table, window = candidates.table, candidates.rules[layer].window
     device = spans.device
     row = torch.arange(len(spans), device=device)[:, None, None]
@@ -74,8 +73,10 @@ def _seen(
 
 
 class RowReads(NamedTuple):
-    """What one row read in a step, summed over layers and KV heads: pages, of how many, and what it
-    looked at to choose them; and the share of the attention that they held, if measured."""
+    """The reads of one row in a step, summed over layers and KV heads.
+
+    ``pages`` of ``of_pages`` were read. The choice itself read ``looked_bytes``. ``recall`` is the
+    share of the attention in the chosen pages, None if unmeasured."""
 
     pages: int
     of_pages: int
@@ -87,8 +88,8 @@ class RowReads(NamedTuple):
 class SelectedRows:
     """The rows of one policy in one step, by their ``places`` in it.
 
-    ``tallies`` are their chosen pages, layer by layer, on the device or on the host; ``recalls``
-    and ``looked`` what was measured of each row, and the bytes of a candidate that were looked at.
+    ``tallies`` count chosen pages layer by layer, on the device or on the host. ``recalls`` has the
+    measured recall of each row, ``looked`` the bytes that a choice reads of a candidate.
     """
 
     policy: PagePolicy
@@ -101,12 +102,12 @@ class SelectedRows:
 
     @cached_property
     def rows(self) -> Tensor:
-        """The places, on the pool's device."""
+        """The row indices, on the pool's device."""
         return torch.tensor(self.places).to(self.candidates.pool.kv.device)
 
     def reads(self) -> list[RowReads]:
-        """What each row read, once all layers are computed; waits for the device if it chose by
-        tensors."""
+        """The reads of each row, after the last layer; waits for the device where the choice ran
+        on tensors."""
         size, heads = self.candidates.pool.page_size, self.candidates.num_kv_heads
         dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
         choosing = (self.num_layers - dense) * heads
@@ -123,7 +124,7 @@ class SelectedRows:
         return found
 
     def _tallied(self) -> list[int]:
-        """The pages of each row, counted on the host and on the device."""
+        """Pages of each row, summed over the host's and the device's tallies."""
         by_device: dict[torch.device, list[Tensor]] = {}
         for tally in self.tallies:
             by_device.setdefault(tally.device, []).append(tally)
@@ -131,10 +132,10 @@ class SelectedRows:
         return [sum(each) for each in zip(*sums, strict=True)]
 
     def begin(self, layer: int, q: Tensor) -> None:
-        """Nothing: what is chosen is read by `join`."""
+        """Does nothing: `join` reads the chosen pages."""
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
-        """Write what the rows choose in ``layer`` as the last of their ``states``."""
+        """Write the state over the chosen pages as the last of each row's ``states``."""
         queries = q[self.rows]
         choice = self.policy.choose(layer, queries, self.candidates)
         state = attend_chosen(layer, queries, choice, self.candidates)
@@ -156,21 +157,22 @@ class SelectedRows:
         states.lse[place] = state.lse
 
     def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
-        """Count what the choice of some layers read together: ``pages`` of each row, and in each of
-        the keys of a candidate besides its summary so many numbers."""
+        """Add ``pages`` of each row to the tallies, for ``layers`` layers together.
+
+        ``looked`` counts numbers of a candidate's keys that were read besides its summary."""
         self.tallies.append(pages)
         pool, summary = self.candidates.pool, self.policy.summary
         width = 0 if summary is None else summary.width * pool.kv.shape[5]
         self.looked.append(layers * (width + looked) * pool.kv.element_size())
 
     def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
-        """The lse of what each row reads in any case."""
+        """The lse of the pages that each row always reads."""
         bounds = row_state_indptr.tolist()
         lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
         return torch.stack(lses)
 
     def _rest(self, states: AttnState, row_state_indptr: Tensor) -> AttnState:
-        """The state of what each row reads in any case."""
+        """The state of each row over the pages that it always reads."""
         lse, bounds = self._others(states, row_state_indptr), row_state_indptr.tolist()
         pivot = lse.masked_fill(lse == -torch.inf, 0.0)
         outs = []

@@ -1,10 +1,9 @@
-"""The hook by which a decoding row reads less than all: its policy, what it chooses from, its
-choice.
+"""Page selection of decode rows: the policy protocol, the candidates, the choice.
 
-Before every layer's attention the policy of a row is asked, for each KV head, which of the row's
-*candidates* to read: pages that are full and final, in order of position. What it can't choose is
-read in any case: pages of the tail that still change, and patches. A policy may also answer for a
-part of the keys itself, by a state that joins the merge, and may be told what came out.
+In every layer the policy of a row selects, for each KV head, which of the row's *candidates* are
+read. Candidates are full, final pages, in order of position. Unsealed pages of the tail and patches
+are always read. A policy may also compute a state over part of the keys, which joins the merge, and
+may receive the merged state.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -27,15 +26,14 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
 class Choice(NamedTuple):
-    """What the rows of one policy read of their candidates in one layer.
+    """The pages that rows of one policy read of their candidates in one layer.
 
-    ``ordinals[row, head, :counts[row, head]]`` are candidates of the row, rising, each once; what
-    stands behind them is any number that indexes the table of candidates. ``join`` gives one state
-    a row ``[rows, qo_heads, head_dim]``, of keys that are not candidates or were not chosen; it is
-    called once, when the chosen pages are read. ``done`` is then called with the state of chosen
-    pages and joined state together, and of what is read in any case if it is ``told_all``.
-    ``looked`` is how many numbers of a candidate's keys, of one KV head, were looked at besides
-    summaries.
+    ``ordinals[row, head, :counts[row, head]]`` are candidates of the row, ascending and distinct;
+    the padding after them holds any valid index of the candidate table. ``join`` returns one state
+    a row ``[rows, qo_heads, head_dim]``, over keys that are not candidates or were not chosen. It
+    is called once, when the chosen pages are read. ``done`` receives the sum of both states, and
+    of the always-read pages too if ``told_all``. ``looked`` counts the numbers of a candidate's
+    keys that the choice read besides summaries, per KV head.
     """
 
     ordinals: Int[Tensor, "rows kv_heads most_chosen"]
@@ -48,43 +46,43 @@ class Choice(NamedTuple):
 
 @runtime_checkable
 class PagePolicy(Protocol):
-    """Chooses pages for rows. Rows whose policies are equal are asked for together, in the order in
-    which they stand in the step."""
+    """Chooses pages for rows. Rows with equal policies share a call, in the order of the step."""
 
     @property
     def dense_layers(self) -> Container[int]:
-        """Layers whose rows read everything, and that `choose` is not called for."""
+        """Layers whose rows read all pages; `choose` is not called in them."""
         ...
 
     @property
     def summary(self) -> Summary | None:
-        """What must be known of every candidate, as `Candidates.summaries` then gives it."""
+        """The summary of each candidate that the policy needs, for `Candidates.summaries`."""
         ...
 
     def limit(self, num_candidates: int, num_other: int) -> int:
-        """The most candidates that are chosen for a KV head, of a row that reads ``num_other``
-        pages in any case, on average over layers; where that is all of them, the row reads
-        densely."""
+        """The most candidates of a KV head that a row chooses, on average over layers.
+
+        The row always reads ``num_other`` further pages. A row whose limit covers all candidates
+        reads densely."""
         ...
 
     def layer_limits(self, num_candidates: int, num_other: int, num_layers: int) -> Sequence[int]:
-        """The most that are chosen in each layer, at least one; of dense layers any number."""
+        """The limit of each layer, at least one; values of dense layers are ignored."""
         ...
 
     def choose(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: "Candidates"
     ) -> Choice:
-        """The choice of the rows of ``candidates``, whose unrotated queries are ``q``. No row has
-        more than its ``limits`` of the layer, whose own keys of this step are stored already."""
+        """The choice of the rows of ``candidates``, whose unrotated queries are ``q``. The counts
+        are within the ``limits`` of the layer. The step's own keys are stored already."""
         ...
 
 
 @runtime_checkable
 class LedByFirst(Protocol):
-    """A policy whose first rows choose for the others too, which have the same candidates."""
+    """A policy whose first rows choose for all rows; all have the same candidates."""
 
     def num_leading(self, rows: Sequence["SelectingRow"]) -> int:
-        """How many rows choose."""
+        """The number of rows that choose."""
         ...
 
 
@@ -92,11 +90,10 @@ class LedByFirst(Protocol):
 class SelectingRow(DecodeRow):
     """A row with a policy. The first ``sealed`` pages of its tail are full and final.
 
-    Candidates are the pages of its settled spans but patches, and those ``sealed``. ``state`` is
-    the policy's own, of this row: it is only handed on. Of a ``measured`` row it is found out how
-    much of the attention its choice holds, which costs a dense read. One that does not read the
-    ``rest`` has read it before: where it chooses, pages that still change and its patch are not for
-    it.
+    Candidates are the pages of its settled spans except patches, and the ``sealed`` pages.
+    ``state`` belongs to the policy. For a ``measured`` row the step computes the recall of its
+    choice, which costs a dense read. A row without ``rest`` skips unsealed pages and its patch in
+    layers where it chooses, since an earlier step has read them.
     """
 
     policy: PagePolicy
@@ -107,30 +104,32 @@ class SelectingRow(DecodeRow):
 
     @property
     def spans(self) -> list[ReadSpan]:
-        """What it chooses from; spans without candidates are left out."""
+        """The spans with candidates."""
         spans = [span for span in self.settled if span.length and span.places is None]
         return [*spans, self.tail] if self.sealed else spans
 
     @property
     def num_candidates(self) -> int:
-        """How many pages it chooses from."""
+        """The number of candidate pages."""
         spans = [span for span in self.settled if span.length and span.places is None]
         return sum(len(span.pages) for span in spans) + self.sealed
 
     def num_other(self, page_size: int) -> int:
-        """Pages of the tail that it reads in any case."""
+        """Pages of the tail that the row always reads."""
         return -(-self.tail.length // page_size) - self.sealed
 
     @property
     def num_patches(self) -> int:
-        """Pages of its patch, which it reads too."""
+        """Pages of its patch, which are always read too."""
         return sum(len(span.pages) for span in self.settled if span.places is not None)
 
 
 class RowCandidates(NamedTuple):
-    """The candidates of one row on the host: ``columns`` ``[3, pages]`` of int32 are page, frame
-    position of its first slot, and which of the row's spans it is of; of every span its offset Δ
-    and the frame position before which keys stand, and its bitmap; of every layer its limit."""
+    """The candidates of one row on the host.
+
+    ``columns`` is int32 ``[3, pages]``: page, frame position of its first slot, span index within
+    the row. ``spans`` has offset Δ and bound of each span, ``bitmaps`` its hidden keys. ``limits``
+    has one limit a layer; ``others`` counts the always-read pages."""
 
     columns: IntArray
     spans: Sequence[tuple[int, int]]
@@ -140,13 +139,13 @@ class RowCandidates(NamedTuple):
 
 
 class TableArrays(NamedTuple):
-    """The candidates of some rows on the host, int32.
+    """The candidates of several rows on the host, int32.
 
-    ``columns`` ``[3, rows, most]``: page, frame position of its first slot, and which span it is
-    of; padded with the row's first candidate. Of every span: ``span_row``, ``span_offset`` (Δ),
-    ``span_bound`` (frame positions before it are keys), ``span_mask`` (where its bitmap begins in
-    ``mask_words``, or -1). ``limits`` are ``[layers, rows]``; ``others`` the pages that a row reads
-    in any case.
+    ``columns`` is ``[3, rows, most]``: page, frame position of its first slot, span; the padding
+    repeats the row's first candidate. Of every span: ``span_row``, ``span_offset`` (Δ),
+    ``span_bound`` (keys lie at frame positions before it), ``span_mask`` (start of its bitmap in
+    ``mask_words``, or -1). ``limits`` is ``[layers, rows]``; ``others`` counts the always-read
+    pages of a row.
     """
 
     columns: IntArray
@@ -181,9 +180,9 @@ class TableArrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CandidateTable:
-    """The candidates of some ``rows``, made anew when a page is sealed or the rows change: on the
-    ``host``, and as int64 tensors on the pool's ``device``. All of that is made when it is first
-    asked for, and a row's part once."""
+    """The candidates of ``rows``: arrays on the ``host``, int64 tensors on the pool's ``device``.
+
+    A page that seals, or other rows, need a new table. Arrays are computed at first use."""
 
     rows: Sequence[RowCandidates]
     device: torch.device
@@ -238,7 +237,7 @@ class CandidateTable:
 
     @property
     def most_spans(self) -> int:
-        """The spans of the row that has the most."""
+        """The largest number of spans of a row."""
         return max(len(row.spans) for row in self.rows)
 
     def _sent(self, array: IntArray) -> Tensor:
@@ -247,8 +246,10 @@ class CandidateTable:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the rows of one policy choose from in one step. ``table_of`` makes or knows the table of
-    some of them. ``summaries`` are those that the policy asked for, None if it did not."""
+    """The candidates of the rows of one policy in one step.
+
+    ``table_of`` returns the table of given rows, cached. ``summaries`` is None for policies without
+    a summary."""
 
     rows: Sequence[SelectingRow]
     policy: PagePolicy
@@ -260,12 +261,12 @@ class Candidates:
 
     @cached_property
     def table(self) -> CandidateTable:
-        """That of all rows."""
+        """The table of all rows."""
         return self.table_of(self.rows)
 
     @cached_property
     def leading(self) -> CandidateTable:
-        """That of the rows that choose: all, or the first ones."""
+        """The table of the rows that choose: all, or the first ones."""
         count = len(self.rows)
         if isinstance(self.policy, LedByFirst):
             count = self.policy.num_leading(self.rows)
@@ -281,21 +282,22 @@ class Candidates:
 
     @cached_property
     def span_positions(self) -> Int[Tensor, " spans"]:
-        """Where a span's query stands in its frame."""
+        """The frame position of each span's query."""
         return self.row_positions[self.table.span_row] - self.table.span_offset
 
     def first(self, count: int) -> "Candidates":
-        """Those of the first ``count`` rows."""
+        """The candidates of the first ``count`` rows."""
         return replace(self, rows=self.rows[:count])
 
     def turned(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"]
     ) -> Float[Tensor, "spans qo_heads head_dim"]:
-        """Every span's query in a layer, in the frame of the span; fp32."""
+        """The query of every span in a layer, rotated to the span's frame; fp32."""
         return rotate(q[self.table.span_row].float(), self.span_positions, self.rotations[layer])
 
     def forced(self, sink: int, recent: int) -> Bool[Tensor, "rows most"]:
-        """The first pages, and the last of those that are not read anyway."""
+        """Mask of the ``sink`` first candidates and of the last ones within ``recent`` pages, which
+        count the always-read tail."""
         table = self.table
         column = torch.arange(table.pages.shape[1], device=table.pages.device)
         others = torch.tensor([row.num_other(self.pool.page_size) for row in self.rows])
@@ -303,6 +305,7 @@ class Candidates:
         return (column < sink) | ((column >= last[:, None]) & (column < table.num_pages[:, None]))
 
     def everything(self) -> Choice:
+        """The choice of all candidates."""
         table = self.table
         ordinals = torch.arange(table.pages.shape[1], device=table.pages.device)
         rows, heads = len(table.pages), self.num_kv_heads
@@ -310,7 +313,7 @@ class Candidates:
         return Choice(ordinals.expand(rows, heads, -1), counts)
 
     def visible(self, layer: int) -> Tensor:
-        """Which candidates exist and have a key in the layer's window: bool ``[rows, most]``."""
+        """Mask ``[rows, most]`` of the candidates with a key in the layer's window; padding is False."""
         table, window = self.table, self.rules[layer].window
         column = torch.arange(table.pages.shape[1], device=table.pages.device)
         visible = column < table.num_pages[:, None]
@@ -323,7 +326,7 @@ class Candidates:
 def row_candidates(
     row: SelectingRow, page_size: int, num_layers: int, array_of: PageArray
 ) -> RowCandidates:
-    """The candidates of a row, which has some."""
+    """The candidates of a row that has at least one."""
     pages = [candidate_pages(row, span, array_of) for span in row.spans]
     counts = [len(some) for some in pages]
     starts = np.concatenate([np.arange(count) * page_size for count in counts])
@@ -339,7 +342,7 @@ def row_candidates(
 
 
 def candidate_pages(row: SelectingRow, span: ReadSpan, array_of: PageArray) -> IntArray:
-    """The pages of one of the row's spans that are candidates."""
+    """The candidate pages of one span of the row."""
     pages = array_of(span.pages)
     return pages[: row.sealed] if span.pages is row.tail.pages else pages
 
@@ -347,7 +350,7 @@ def candidate_pages(row: SelectingRow, span: ReadSpan, array_of: PageArray) -> I
 def summarised(
     row: SelectingRow, page_size: int, array_of: PageArray
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """The row's candidates and how many keys each of them holds."""
+    """The candidates of a row and the number of keys in each."""
     pages, counts = [], []
     for span in row.spans:
         pages.append(candidate_pages(row, span, array_of))

@@ -1,10 +1,8 @@
-"""What rows choose on the device in one step: its numbers on the host, their place on the device,
-and the operators that a layer calls to fill the items of a work list.
+"""Page selection on the device: top-k per layer into reserved items of the work list.
 
-A choice is of one policy, whose pages are scored by products with what is kept of them, or by
-tensors of the policy's own. If earlier
-rows of its outputs are revised (RetroAttention), they read what is new to them of the pages of the
-newest row, together with it, and keep their states."""
+One policy chooses per step. Its pages are scored by products with their summaries, or by tensors of
+the policy. Past rows of a revised output (RetroAttention) read the newest row's pages together with
+it, except pages that they have seen, and keep their states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,15 +41,15 @@ from looseleaf.ops.select_pages import (
 )
 from looseleaf.ops.store_kv import NewRows
 
-# rooms and spans come in few sizes, since each has graphs of its own
+# few sizes of room and spans, since each size needs its own CUDA graphs
 _ROOM_STEP = 16
-# numbers of 32 bits from one aligned address to the next
+# 32-bit numbers between aligned addresses
 _ALIGNED = 4
 
 
 @runtime_checkable
 class KeptOutputs(Protocol):
-    """What outputs keep from step to step, if their last rows are revised: see `RevisionStates`."""
+    """State of outputs that persists between steps of revision: see `RevisionStates`."""
 
     registers: Tensor
     booked: Tensor
@@ -59,14 +57,14 @@ class KeptOutputs(Protocol):
     lse: Tensor
 
     def make_room(self, num_pages: int) -> None:
-        """Registers for so many pages of an output."""
+        """Enlarge the registers to ``num_pages`` pages of an output."""
         ...
 
 
 @runtime_checkable
 class WindowRow(Protocol):
-    """What is known of a row in a window; ``age`` is 0 for the newest row of the output that has
-    the ``slot``, whose states stand at ``place`` of it."""
+    """A row of a revised output: ``age`` is 0 for the newest row of the output in ``slot``; its
+    state is at ``place`` of that slot."""
 
     slot: int
     place: int
@@ -76,23 +74,24 @@ class WindowRow(Protocol):
 
 @runtime_checkable
 class OverWindows(Protocol):
-    """A policy that revises: its rows have a `WindowRow` as their state, newest rows first."""
+    """A policy with revision: the state of each of its rows is a `WindowRow`, newest rows first."""
 
     @property
     def states(self) -> KeptOutputs: ...
 
     @property
     def window(self) -> int:
-        """The most rows of an output."""
+        """The most rows of an output in a step."""
         ...
 
 
 @dataclass(frozen=True)
 class HostChoice:
-    """The choice of one step on the host. ``table`` has the candidates of the rows that
-    choose; ``numbers`` are the arrays of a `CandidateList` but for
-    its columns, and of `SeenPages` and `KeptStates` if states are ``kept``. ``told`` are the rows
-    that must be told how many pages they read, since only the device knows."""
+    """The choice of one step on the host.
+
+    ``table`` has the candidates of the choosing rows. ``numbers`` are the arrays of a
+    `CandidateList` except its columns, and of `SeenPages` and `KeptStates` if states are ``kept``.
+    ``told`` are rows whose page counts only the device has; None if the host has them."""
 
     shape: ChosenShape
     how: "Scored"
@@ -103,30 +102,30 @@ class HostChoice:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What launches of a layer depend on, but for numbers in buffers of fixed sizes."""
+        """Identity of a layer's launches, apart from numbers in fixed-size buffers."""
         kept: tuple[object, ...] = ()
         if self.kept is not None:
-            # outputs that need more room get other tensors
+            # enlarged registers and states are other tensors
             held = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
             kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in held)
         return (self.shape, self.how.sink, id(self.how.summaries), self.how.worth, *kept)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The length of every array of numbers."""
+        """The length of every array."""
         return {name: len(array) for name, array in self.numbers.items()}
 
 
 class ListedWork(NamedTuple):
-    """One work list of a step, and what fills it on the device, if anything does."""
+    """One work list of a step, and the choice that fills it on the device, if any."""
 
     work: HostWork
     choice: HostChoice | None
 
 
 class HostStep(NamedTuple):
-    """The ``works`` of a step on the host, which of them each layer reads by, and how its rows
-    read together."""
+    """The ``works`` of a step on the host, the index of each layer's work list, and the step's
+    reads."""
 
     works: tuple[ListedWork, ...]
     layers: tuple[int, ...]
@@ -134,14 +133,14 @@ class HostStep(NamedTuple):
 
 
 def count_on_device(readings: Sequence[Reading]) -> None:
-    """Count what is chosen on the device, for all layers that read alike together."""
+    """Tally the pages chosen on the device, once for all layers with equal reads."""
     for reading in {id(reading): reading for reading in readings}.values():
         _count(reading.selected, [n for n, other in enumerate(readings) if other is reading])
 
 
 def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
-    """Count for some layers what newest rows choose on the device, if they do: their limits, and
-    the pages that are taken over. What past rows read anew is among that."""
+    """Tally the newest rows' limits and newly sealed pages for ``layers``; rereads of past rows are
+    among them."""
     rows = choosing_on_device(selected)
     if rows is not None:
         candidates = rows.candidates
@@ -161,9 +160,10 @@ def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
 def choose_in(
     work: HostWork, selected: SelectedRows, group: int, num_rows: int, *, padded: bool = False
 ) -> tuple[HostWork, HostChoice]:
-    """``work`` with room for what is chosen of ``selected``, and the choice. A KV head has a
-    ``group`` of query heads. ``num_rows`` are the
-    rows that arrays of rows have room for; ``padded`` those of outputs too, for graphs."""
+    """``work`` with room for the chosen pages of ``selected``, and the choice.
+
+    A KV head has ``group`` query heads. Row arrays have ``num_rows`` entries. ``padded`` rounds
+    the number of outputs up, for graphs."""
     policy, candidates = selected.policy, selected.candidates
     assert isinstance(policy, Listed) and policy.listed_budget is not None
     sink, recent = policy.listed_budget
@@ -177,7 +177,7 @@ def choose_in(
     outputs = power_of_two(len(rows)) if padded else len(rows)
     room = -(-(int(host.limits.max()) + more) // _ROOM_STEP) * _ROOM_STEP
     if says_how_many(policy):
-        # a limit that may be all pages grows with them
+        # a mass budget's limit may be all pages, which grow
         room = power_of_two(room)
     shape = ChosenShape(
         outputs, rows.shape[1], candidates.num_kv_heads, group,
@@ -210,10 +210,10 @@ def _windows(candidates: Candidates) -> list[WindowRow]:
 
 
 def _by_output(selected: SelectedRows, window: int) -> IntArray:
-    """The rows of the step by output and age, -1 where there is none."""
+    """Step row of each output and age, -1 for none."""
     windows = _windows(selected.candidates)
     order = {row.slot: n for n, row in enumerate(row for row in windows if row.age == 0)}
-    # each width has graphs of its own
+    # each width has its own graphs
     width = min(window, power_of_two(1 + max(row.age for row in windows)))
     rows = np.full((len(order), width), -1, np.int32)
     for place, row in zip(selected.places, windows, strict=True):
@@ -222,7 +222,7 @@ def _by_output(selected: SelectedRows, window: int) -> IntArray:
 
 
 def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, IntArray]:
-    """The small arrays of the candidates of newest rows."""
+    """The small arrays of the newest rows' candidates."""
     num_rows, outputs, most_spans = len(host.num_pages), shape.outputs, shape.most_spans
 
     def padded(values: IntArray) -> IntArray:
@@ -248,8 +248,7 @@ def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, In
 
 
 def _of_layers(values: IntArray, outputs: int) -> IntArray:
-    """Numbers ``[layers, rows]`` with room for so many outputs, and a little more, so that those of
-    every layer begin where a launch finds an address aligned."""
+    """``values`` ``[layers, rows]``, padded so that each layer begins at an aligned address."""
     width = -(-outputs // _ALIGNED) * _ALIGNED
     table = np.zeros((len(values), width), np.int32)
     table[:, : values.shape[1]] = values
@@ -262,8 +261,8 @@ def _window_numbers(
     chosen_from: IntArray,
     sizes: tuple[int, int, int],
 ) -> dict[str, IntArray]:
-    """The small arrays of `SeenPages` and `KeptStates`, for so many outputs, each of which keeps so
-    many rows, and for rows of the step; rows that choose nothing keep nothing."""
+    """The small arrays of `SeenPages` and `KeptStates`; ``sizes`` are outputs, window and rows.
+    Rows that choose nothing keep nothing."""
     windows = _windows(candidates)
     outputs, width, num_rows = sizes
     slot, newly_sealed = np.zeros((2, outputs), np.int32)
@@ -286,7 +285,7 @@ def _window_numbers(
 
 
 class ChoiceBuffer:
-    """The numbers of choices of one shape at fixed addresses, for the steps of a graph or one."""
+    """The numbers of choices of one shape, at fixed device addresses."""
 
     def __init__(self, choice: HostChoice, device: torch.device) -> None:
         self.shape = shape = choice.shape
@@ -304,21 +303,20 @@ class ChoiceBuffer:
         self.listed = CandidateList(**given, **of_spans, **columns, sink=choice.how.sink)
         self.windows = of_windows
         if "kept_at" in of_windows:
-            # until numbers come there is no row
+            # no row keeps a state before the first load
             of_windows["kept_at"].fill_(-1)
         room = shape.num_pages if choice.kept else 0
         self.seen = torch.zeros(room, dtype=torch.int32, device=device)
-        # pages that are read, by layer and row of the choice, where only the device knows
+        # pages read, by layer and row of the choice, where only the device counts them
         counted = len(choice.how.rules) if choice.told is not None else 0
         self.counts = torch.zeros(counted, shape.rows, dtype=torch.int64, device=device)
 
     def of_layer(self, layer: int) -> CandidateList:
-        """The candidates with the limits of a layer."""
+        """The candidate list with the limits of ``layer``."""
         return replace(self.listed, limit=self._limits[layer, : self.shape.outputs])
 
     def load(self, choice: HostChoice) -> None:
-        """Bring the numbers of a step to the device; the columns of those rows only that have
-        others."""
+        """Copy the numbers of a step to the device, and the columns of changed rows."""
         self._numbers.load(choice.numbers)
         self._numbers.send()
         rows, known = choice.table.rows, self._rows
@@ -345,7 +343,7 @@ _OF_WINDOWS = ("slot", "newly_sealed", "kept_from", "kept_at", "kept_fresh")
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """What fills the items of ``work`` in every layer; ``states`` are those that rows keep."""
+    """Fills the reserved items of ``work`` in every layer; ``states`` are kept states, if any."""
 
     work: WorkList
     buffer: ChoiceBuffer
@@ -354,7 +352,7 @@ class DeviceChoice:
 
     @property
     def filled(self) -> WorkList:
-        """The work list, with what earlier rows have seen."""
+        """The work list, with the seen-sets of past rows."""
         return self.work if self.states is None else replace(self.work, page_seen=self.buffer.seen)
 
     def fill(
@@ -372,13 +370,13 @@ class DeviceChoice:
         select_pages(scores, listed, shape.chosen(self.work), self._seen(layer), implementation)
 
     def tell(self, choice: HostChoice) -> None:
-        """Tell the rows of ``choice``, of the step that was just launched, what it counts."""
+        """Append the page counts of the step just launched to the tallies of ``choice``."""
         if choice.told is not None:
             pages = self.buffer.counts.sum(0)
             choice.told.tallies.append(pages[: len(choice.told.places)])
 
     def kept(self, layer: int) -> KeptStates | None:
-        """What the merge of ``layer`` goes on from, and keeps."""
+        """The states that the merge of ``layer`` continues and keeps."""
         states, windows = self.states, self.buffer.windows
         if states is None:
             return None

@@ -1,8 +1,8 @@
-"""How the rows of a step read, layer by layer: all of them densely, or some by choice.
+"""The reads of a step, layer by layer: all rows densely, or some rows over chosen pages.
 
-Policies have dense layers, so a step of selecting rows has a few ways of reading, each shared by
-some layers. In every one of them the work list covers what rows read in any case; what they choose
-joins as one more state.
+Policies have dense layers, so a step of choosing rows has few distinct reads, each shared by
+several layers. The work list always covers the pages that rows read in any case. Chosen pages join
+as one more state.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,16 +33,16 @@ from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
-# where the place of a row's joined state stands among its others: behind them all
+# first page of a row's joined state: after all others of the row
 _LAST = 1 << 20
-# sets of policies whose rows are known from step to step
+# policy sets whose rows are cached between steps
 _MOST_KNOWN = 8
 Grouping = Callable[[Sequence[DecodeRow]], Groups]
 
 
 @dataclass(eq=False)
 class HostedRows:
-    """The rows of one step, by their place in it, that read segments outside of the pool."""
+    """The rows of one step, by index, that read host-resident segments."""
 
     rows: Tensor
     positions: Sequence[int]
@@ -52,12 +52,12 @@ class HostedRows:
     _pending: "Future[AttnState] | None" = None
 
     def begin(self, layer: int, q: Tensor) -> None:
-        """Begin the reads of ``layer`` on another thread, while the pool is read."""
+        """Start the reads of ``layer`` on another thread, concurrent with the pool's."""
         asked = q[self.rows], self.positions, self.reads, self.rules[layer]
         self._pending = self.attention.submit(self.attention.decode, layer, *asked)
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
-        """Write what was read as the last of the rows' ``states``."""
+        """Write the result as the last of the rows' ``states``."""
         assert self._pending is not None, "reads begin before they join"
         state, self._pending = self._pending.result(), None
         place = row_state_indptr[self.rows + 1].long() - 1
@@ -66,14 +66,14 @@ class HostedRows:
 
 
 Joining = SelectedRows | HostedRows | WindowedRows
-"""Rows of a step whose states get one more: by `begin`, then `join`."""
+"""Rows of a step whose states get one more, by `begin`, then `join`."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way of reading: rows as the work list has them, and who chooses besides.
+    """The reads of a layer: rows as the work list has them, and the rows with joined states.
 
-    ``key`` says which rows of the step choose; it is empty if none does.
+    ``key`` marks the choosing rows of the step; it is empty if none chooses.
     """
 
     key: tuple[bool, ...]
@@ -83,8 +83,8 @@ class Reading:
 
 
 class StepReads(NamedTuple):
-    """How the decode rows of a step read: the groups of its first layer, the same object while the
-    same rows go on, and the rows that choose, by policy."""
+    """The reads of a step's decode rows: the groups of its first layer, and the choosing rows by
+    policy. The groups are the same object while the rows stay the same."""
 
     groups: Groups
     selected: Sequence[SelectedRows] = ()
@@ -94,14 +94,14 @@ _RowKey = tuple[PagePolicy, int, int, int, int]
 
 
 class _KnownRow(NamedTuple):
-    """A row's candidates, and what it is known by: numbers of objects that live on with it."""
+    """A row's candidates, and the lists that identify the row and live as long."""
 
     names: tuple[object, object]
     candidates: RowCandidates
 
 
 class _PlainRows(NamedTuple):
-    """The groups of rows that choose nothing, and the lists that identify the rows: settled spans
+    """The groups of rows that read densely, and the lists that identify the rows: settled spans
     and the tail's pages of each."""
 
     names: list[object]
@@ -110,21 +110,22 @@ class _PlainRows(NamedTuple):
 
 @dataclass(eq=False)
 class _Kept:
-    """What holds from step to step while the same rows go on."""
+    """Cache entries that are valid while the rows stay the same."""
 
     groups: dict[tuple[bool, ...], tuple[list[object], Groups]] = field(default_factory=dict)
     tables: dict[tuple[PagePolicy, int], CandidateTable] = field(default_factory=dict)
-    # the candidates of rows by what they are known by, of the step before and of this one
+    # row candidates of the previous step and of this one
     rows: dict[_RowKey, _KnownRow] = field(default_factory=dict)
     rows_now: dict[_RowKey, _KnownRow] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Readings:
-    """Makes the readings of steps; groups, tables and summaries are kept while they hold, for each
-    of a few sets of policies, since rows of one step may be computed in turn.
-    What rows read of hosted segments joins their states where ``hosted`` is given, and ``windows``
-    for rows of windows; on a GPU it is carried to the merge."""
+    """Builds the reads of steps; groups, tables and summaries are cached per set of policies, since
+    microbatches of a step may alternate.
+
+    Reads of host-resident segments join the states where ``hosted`` is set, and ``windows`` for
+    rows of windows; on a GPU the merge takes them instead."""
 
     pool: PagePool
     rotations: Sequence[Rotation]
@@ -139,8 +140,7 @@ class Readings:
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
 
     def of(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
-        """The reading of every layer, and how rows read together; layers that read alike have the
-        same object."""
+        """The reads of every layer, and of the step; layers with equal reads share an object."""
         groups = self._plain_groups(rows)
         if groups is not None:
             return [Reading((), rows, groups)] * len(self.rules), StepReads(groups)
@@ -170,7 +170,7 @@ class Readings:
         return readings, StepReads(readings[0].groups, chosen)
 
     def _plain_groups(self, rows: Sequence[DecodeRow]) -> Groups | None:
-        """The groups of rows that read all they see in the pool, None if one does not."""
+        """The groups of rows that read all their keys from the pool, None if a row does not."""
         known, names = self._plain.names, list[object]()
         same = 2 * len(rows) == len(known)
         for n, row in enumerate(rows):
@@ -184,14 +184,14 @@ class Readings:
         return self._plain.groups
 
     def _turn_to(self, policies: frozenset[PagePolicy]) -> None:
-        """Go on with what is kept of rows of these policies."""
+        """Activate the cache of this set of policies."""
         self._kept = self._known.pop(policies) if policies in self._known else _Kept()
         self._known[policies] = self._kept
         if len(self._known) > _MOST_KNOWN:
             self._known.pop(next(iter(self._known)))
 
     def summaries(self, policy: PagePolicy) -> PageSummaries | None:
-        """What is kept of pages for ``policy``; memory is taken when it is first asked for."""
+        """The page summaries for ``policy``; memory is allocated at first use."""
         summary = policy.summary
         if summary is None:
             return None
@@ -232,14 +232,14 @@ class Readings:
             rows = [selecting[place] for place in places]
             how = self.pool, self.rotations, self.rules, self.summaries(policy)
             candidates = Candidates(rows, policy, partial(self._table, policy), *how)
-            # what is kept of pages is made before anybody asks
+            # summaries are written here, before the first layer
             _ = candidates.leading
             chosen.append(SelectedRows(policy, places, candidates, len(self.rules)))
         return chosen
 
     def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:
-        """The table of some rows of ``policy``: the same object while it holds, and of rows that go
-        on as they were the same parts."""
+        """The candidate table of ``rows``: the same object while it is valid; unchanged rows keep
+        their parts."""
         parts, new = [], []
         for row in rows:
             others = row.num_other(self.pool.page_size)
@@ -259,21 +259,20 @@ class Readings:
         return kept
 
     def _summarise(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> None:
-        """Make what ``policy`` must know of candidates of ``rows``, where it is missing."""
+        """Write the missing summaries of the candidates of ``rows``."""
         summaries = self.summaries(policy)
         if summaries is None or not rows:
             return
         held = [summarised(row, self.pool.page_size, self.array_of) for row in rows]
         pages, counts = (np.concatenate(columns) for columns in zip(*held, strict=True))
-        # rows of one document have its pages in common
+        # rows of one document share its pages
         pages, first = np.unique(pages, return_index=True)
         summaries.write(pages, counts[first])
 
     def _grouped(
         self, key: tuple[bool, ...], rows: Sequence[DecodeRow], others: Sequence[DecodeRow]
     ) -> Groups:
-        # a row is known by its lists; settled spans alone would not do, since all that are empty
-        # are one object
+        # the lists identify a row; settled spans alone do not, since empty ones are one object
         choosing = {
             i: row
             for i, row in enumerate(rows)
@@ -300,8 +299,8 @@ class Readings:
 
 
 def _others(row: SelectingRow, page_size: int) -> DecodeRow:
-    """A row that chooses, without what it chooses from; `Groups.tail_starts` says what else it
-    leaves out, or the length of its tail: all of it."""
+    """A choosing row without its candidates; `Groups.tail_starts`, or the length of its tail, says
+    which tail pages it leaves out."""
     if not row.rest:
         tail = replace(row.tail, sharable=0, length=row.sealed * page_size)
         return DecodeRow(row.position, (), tail)

@@ -1,5 +1,6 @@
-"""The candidates of a list at fixed addresses, as policies see those of a step: a policy that
-scores pages by tensors does so in a captured step too, since all of them keep their shapes."""
+"""Candidates in a device list at fixed addresses, with the interface of `Candidates`.
+
+Policies that score pages by tensors thus run in a captured step too: all shapes are fixed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,30 +17,29 @@ from looseleaf.ops.select_pages import CandidateList
 
 @runtime_checkable
 class Worth(Protocol):
-    """How much rows want each candidate, where more is needed than products with what is kept of
-    pages. Equal ones give equal numbers, and graphs are made for each."""
+    """Scores of candidates, for policies that need more than products with page summaries. Equal
+    objects give equal scores; each has its own graphs."""
 
     @property
     def says_how_many(self) -> bool:
-        """Whether fewer may be wanted than a row's limit has room for, which only the device
-        knows."""
+        """Whether a row may read fewer pages than its limit, a number that only the device has."""
         ...
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """How many numbers of a page's keys it looks at, for a KV head."""
+        """Numbers of a page's keys that the score reads, per KV head."""
         ...
 
     def of(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads most"]:
-        """fp32: inf for what must be read, -inf for what must not and where there is nothing. Looks
-        at no number of the device, and at nothing of rows but tensors."""
+        """fp32 scores: inf for mandatory pages, -inf for excluded ones and padding. Reads no number
+        back from the device, and only tensors of the candidates."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ListedTable(CandidateTable):
-    """The table of ``listed`` candidates; a row's spans have numbers of their own in all rows."""
+    """The table of ``listed`` candidates; spans are numbered ``most_spans`` a row."""
 
     listed: CandidateList
 
@@ -79,13 +79,13 @@ class ListedTable(CandidateTable):
 
 
 def no_table(rows: Sequence[SelectingRow]) -> NoReturn:
-    """What a list knows nothing of."""
+    """Raises AssertionError: a list has a single table."""
     raise AssertionError("a list has one table, and knows no rows")
 
 
 @dataclass(frozen=True, eq=False)
 class ListedCandidates(Candidates):
-    """What the rows of ``listed`` choose from; ``positions`` are those of all rows of the step."""
+    """The candidates of the rows of ``listed``; ``positions`` are of all rows of the step."""
 
     listed: CandidateList
     positions: Int[Tensor, " step_rows"]
@@ -96,7 +96,7 @@ class ListedCandidates(Candidates):
 
     @cached_property
     def row_positions(self) -> Int[Tensor, " rows"]:
-        # what pads a list is no row, and reads nothing
+        # padding maps to row 0, and has no candidates
         return self.positions[self.listed.row.clamp_min(0)].long()
 
     def forced(self, sink: int, recent: int) -> Bool[Tensor, "rows most"]:

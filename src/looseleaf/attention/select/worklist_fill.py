@@ -1,10 +1,9 @@
-"""A work list in which rows choose their pages on the device, layer by layer.
+"""A work list with reserved items, in which operators write each layer's chosen pages.
 
-What rows read in any case is planned on the host as ever. In front of it stand items without pages
-for what they choose: operators fill them in every layer, so that one launch reads all of it and a
-step has no host work between its layers. Earlier rows of an output are entries of the items of its
-newest row: they read its pages with it, less those that they have seen. Everything has a fixed
-length that `ChosenShape` tells, so that steps replay as graphs."""
+The host plans the always-read pages as usual. Reserved items without pages precede them; operators
+fill these in every layer. So one launch reads all pages, and no host work is needed between layers.
+Past rows of an output are entries of the newest row's items: they read its pages, except pages that
+they have seen. All lengths depend on `ChosenShape` only, so steps replay as CUDA graphs."""
 
 from dataclasses import dataclass
 
@@ -14,19 +13,21 @@ from looseleaf.attention.plan.lists import HostWork, IntArray, indptr_of, int32,
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
 from looseleaf.ops.select_pages import ChosenPages
 
-# keys of a tile: an item is one output's and one head's
+# keys of a tile: an item belongs to one output and one head
 _TILE_KEYS = 64
-# parts of chosen pages for all rows and heads together: about one a processor of a GPU
+# parts of chosen pages over all rows and heads: about one a multiprocessor
 _PARTS = 132
-# items that rows read in any case join the launch of chosen ones if none is longer
+# always-read items join the launch of chosen ones if none is longer
 _SHORT_PAGES = 8
 
 
 @dataclass(frozen=True)
 class ChosenShape:
-    """How many ``outputs`` choose at most, each with a ``window`` of rows, for how many KV heads of
-    a ``group`` of query heads each, out of ``most`` candidates of ``most_spans`` spans; ``room``
-    pages for each output and head."""
+    """Sizes of the reserved items.
+
+    At most ``outputs`` outputs choose, each with a ``window`` of rows, in ``kv_heads`` KV heads of
+    ``group`` query heads. A row has at most ``most`` candidates in ``most_spans`` spans; each
+    output and head has ``room`` pages."""
 
     outputs: int
     window: int
@@ -39,40 +40,40 @@ class ChosenShape:
 
     @property
     def places(self) -> int:
-        """Outputs times KV heads: each has items of its own."""
+        """Outputs times KV heads: each has its own items."""
         return self.outputs * self.kv_heads
 
     @property
     def rows(self) -> int:
-        """All rows of outputs that choose."""
+        """Rows of all outputs."""
         return self.outputs * self.window
 
     @property
     def num_parts(self) -> int:
-        """Parts of what is chosen at a place."""
+        """Parts of the chosen pages of an output and head."""
         most = -(-self.room // self._least_pages)
         return max(1, min(most, _PARTS // max(1, self.places)))
 
     @property
     def items_of_place(self) -> int:
-        """Items of a place that have entries."""
+        """Items of an output and head that have entries."""
         return self.num_parts + self.most_spans - 1
 
     @property
     def num_pages(self) -> int:
-        """Pages in front of the list."""
+        """Reserved pages at the start of the list."""
         return self.places * self.room
 
     @property
     def tile(self) -> Tile:
-        """What reads the items: all rows of an output in one tile."""
+        """The tile of the reserved items, which holds all rows of an output."""
         rows = max(16, power_of_two(self.window * self.group))
-        # with few programs a third stage made each read slower, with many all of them faster
+        # a third stage is slower with few programs, faster with many
         stages = 2 if self.places * self.items_of_place <= 2 * _PARTS else 3
         return Tile(rows, _TILE_KEYS, 4, stages, 3, chosen=True)
 
     def chosen(self, work: WorkList) -> ChosenPages:
-        """Where `select_pages` writes in a list that `with_room` made."""
+        """The region of a list of `with_room` that `select_pages` writes."""
         sizes = self.room, self.num_parts, self.items_of_place, self._least_pages, self.window
         return ChosenPages(work, *sizes)
 
@@ -82,18 +83,18 @@ class ChosenShape:
 
 
 def power_of_two(count: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()
 
 
 def with_room(
     work: HostWork, rows: IntArray, shape: ChosenShape, *, joined: bool
 ) -> tuple[HostWork, IntArray]:
-    """``work`` with items in front of it for what rows choose, and for every row of the step where
-    its states of these begin: behind its others.
+    """``work`` with reserved items at its start, and for every step row the index of its first
+    reserved state, which follows the row's other states.
 
-    ``rows`` ``[outputs, window]`` are rows of the step, the newest of each output first, -1 for
-    none. With ``joined`` the other items are read in the same launch, each for one head.
+    ``rows`` ``[outputs, window]`` are step rows, the newest of each output first, -1 for none. With
+    ``joined`` the other items are read in the same launch, each for one head.
     """
     if joined:
         work = _for_each_head(work, shape.kv_heads)
@@ -104,11 +105,11 @@ def with_room(
     states = indptr_of(more)
     chosen_from = states[:-1] + counts
     entry_row, entry_state = _entries(rows, num, chosen_from, shape.kv_heads)
-    # entries of rows that there are not have states that nobody reads
+    # states of absent rows lie past the end, unread
     nobody = entry_state < 0
     entry_state[nobody] = states[-1] + np.arange(nobody.sum())
     heads = np.tile(np.repeat(np.arange(shape.kv_heads, dtype=np.int32), num + 1), shape.outputs)
-    # the last item of a place has no entries; all are empty, each where its place begins
+    # the last item of an output and head has no entries; all begin at its first page
     num_entries = np.tile(np.append(np.full(num, shape.window), 0), shape.places)
     places = np.repeat(np.arange(shape.places, dtype=np.int32), num + 1)
     shift = states[:-1] - old["row_state_indptr"][:-1]
@@ -147,26 +148,26 @@ def with_room(
 
 
 def may_join(work: HostWork) -> bool:
-    """Whether the items of ``work`` had better be read in the launch of chosen ones: all short."""
+    """Whether all items of ``work`` are short enough for the launch of chosen pages."""
     return bool(np.diff(work.arrays["item_page_indptr"]).max(initial=0) <= _SHORT_PAGES)
 
 
 def _entries(
     rows: IntArray, num: int, chosen_from: IntArray, kv_heads: int
 ) -> tuple[IntArray, IntArray]:
-    """Rows and states of the entries of every output, KV head, item and age: -1 where there is no
-    row."""
+    """Rows and states of the entries by output, KV head, item and age; states are negative for
+    absent rows."""
     there = np.maximum(rows, 0)  # [outputs, window]
     nth = np.arange(num, dtype=np.int32)[:, None]
     state = np.where(rows >= 0, chosen_from[there], -num)[:, None, None] + nth
     row = np.repeat(there[:, None, None], num, axis=2)
-    # copies, which may be written to, of one KV head as well
+    # writable copies, of a single KV head too
     entry_row, entry_state = (np.repeat(each, kv_heads, axis=1).ravel() for each in (row, state))
     return int32(entry_row), int32(entry_state)
 
 
 def _for_each_head(work: HostWork, kv_heads: int) -> HostWork:
-    """``work`` with every item once for each KV head, and no tiles."""
+    """``work`` with every item once for each KV head, and without tiles."""
     old = work.arrays
     again = np.repeat(np.arange(work.num_items, dtype=np.int32), kv_heads)
     pages, first_page = np.diff(old["item_page_indptr"])[again], old["item_page_indptr"][again]

@@ -1,6 +1,7 @@
-"""How the pages of a list are scored on the device: by products with what is kept of them, or by
-tensors of a policy's own, where query heads agree by more than the largest product, a budget is a
-mass, or nothing is kept of pages."""
+"""Scores of listed pages on the device: products with page summaries, or tensors of a policy.
+
+Tensors serve policies whose heads agree by more than a maximum, whose budget is a mass, or which
+have no summaries."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -21,9 +22,9 @@ from looseleaf.types import Rotation, ScoreRule
 
 @runtime_checkable
 class Listed(Protocol):
-    """A policy that may choose the pages that are worth most, with so many pages of the sink and
-    recent ones; the budget is None if it does not. They are scored by the largest products of a
-    query head and what is kept of a page, or by ``worth``, a `Worth`."""
+    """A policy that may select the top pages of a list. ``listed_budget`` is the number of sink and
+    recent pages, None if it does not. Pages are scored by the largest product of a query head and
+    a summary, or by ``worth``, a `Worth`."""
 
     @property
     def listed_budget(self) -> tuple[int, int] | None: ...
@@ -33,7 +34,7 @@ class Listed(Protocol):
 
 
 class Scored(NamedTuple):
-    """How pages are scored: by what is kept of them, the first ``sink`` first; or by ``worth``."""
+    """How pages are scored: by summaries, after the first ``sink`` pages; or by ``worth``."""
 
     summaries: PageSummaries | None
     rotations: Sequence[Rotation]
@@ -53,7 +54,7 @@ class Scored(NamedTuple):
         new: NewRows | None,
         implementation: Implementation,
     ) -> PageScores:
-        """The scores of a layer, whose unrotated queries are ``q``; stores ``new`` rows."""
+        """The scores of ``layer`` for unrotated queries ``q``; stores the ``new`` rows."""
         if self.worth is None:
             assert self.summaries is not None, "pages are scored by what is kept of them"
             rules = LayerRules(self.rotations[layer], self.rules[layer], self.pool.page_size)
@@ -68,19 +69,19 @@ class Scored(NamedTuple):
 
 
 def worth_of(policy: object) -> Worth | None:
-    """What pages are worth to a policy, if it says."""
+    """The policy's own page scores, None if summaries score its pages."""
     worth = policy.worth if isinstance(policy, Listed) else None
     return worth if isinstance(worth, Worth) else None
 
 
 def says_how_many(policy: object) -> bool:
-    """Whether the device has to tell how many pages are read."""
+    """Whether only the device has the number of pages that are read."""
     worth = worth_of(policy)
     return worth is not None and worth.says_how_many
 
 
 def choosing_on_device(selected: Sequence[object]) -> SelectedRows | None:
-    """The rows that choose, if a list on the device can tell what, all under one policy."""
+    """The choosing rows, if all have one policy that selects on the device; None otherwise."""
     if len(selected) != 1 or not isinstance(selected[0], SelectedRows):
         return None
     policy = selected[0].policy
