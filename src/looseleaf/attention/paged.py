@@ -65,9 +65,9 @@ class StepRows:
 
     def asked_chunks(self) -> list[PrefillChunk]:
         """The chunks, with only the rows that have queries in the last layer."""
-        assert self.asked is not None, "every row is asked for"
+        assert self.asked is not None, "the last layer has queries of every row"
         start, found = len(self.decode), []
-        assert list(self.asked[:start]) == list(range(start)), "rows that decode are asked for"
+        assert list(self.asked[:start]) == list(range(start)), "the last layer has queries of all decode rows"
         for chunk in self.chunks:
             stop = start + len(chunk.positions)
             rows = range(bisect_left(self.asked, start), bisect_left(self.asked, stop))
@@ -175,13 +175,13 @@ class PagedAttention:
         such reads. After the launch of the step the caller must call `sent`."""
         if not any(row.hosted for row in decode):
             return None
-        assert isinstance(self.hosted, HostedDevice), "kernels that read no hosted segments"
+        assert isinstance(self.hosted, HostedDevice), "the implementation reads no host-resident segments"
         each = ((row.position, row.hosted, row.window) for row in decode)
         return self.hosted.load(rows, *zip(*each, strict=True))
 
     def hosted_room(self, rows: int) -> DeviceWork:
         """Empty reads of host-resident segments for ``rows`` rows, to capture."""
-        assert isinstance(self.hosted, HostedDevice), "on a CPU nothing is captured"
+        assert isinstance(self.hosted, HostedDevice), "only GPUs capture steps"
         return self.hosted.load(rows, (), ())
 
     def sent(self) -> None:
@@ -252,7 +252,7 @@ class PagedAttention:
             rotation = self.rotations[0]
             load_attention(self.pool.layer(0)[0], self.num_qo_heads, rotation, self._row_dtype)
         except NativeUnavailable as error:
-            _log.warning("decoding goes on without the C kernels, and more slowly: %s", error)
+            _log.warning("decode runs without the C kernels, and more slowly: %s", error)
             return False
         return True
 
@@ -273,7 +273,7 @@ class PagedAttention:
             plan = self.planner.plan(reading.rows, reading.groups, chunks, finish=finish)
             return _LayerPlan(plan, reading.selected)
         host = self.planner.host_work(reading.rows, reading.groups)
-        assert host is not None, "rows that decode have a work list"
+        assert host is not None, "decode rows have a work list"
         device, num_rows = self.pool.kv.device, len(reading.rows)
         host, choice = choose_in(host, selected, self._group, num_rows)
         buffer = ChoiceBuffer(choice, device)
@@ -368,7 +368,7 @@ class _OpsStep:
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
-                assert carried is None and kept is None, "rows that are finished read no more"
+                assert carried is None and kept is None, "finished rows have no further states"
                 pages = k_pages, v_pages
                 mine = q[:split], pages, work, rotation, rule, out[:split]
                 lse = finish_rows(states, *mine, implementation=chosen).lse

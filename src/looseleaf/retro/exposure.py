@@ -15,8 +15,7 @@ STEPS = 8
 
 
 class Exposure:
-    """Pages that rows of one output read at their own step or the next ``n`` steps, for ``n`` from 0
-    to 7; summed over layers, KV heads and sampled rows.
+    """Pages that rows that rows of one output read within ``n`` steps, for ``n`` from 0 to 7; summed over layers, KV heads and sampled rows.
 
     Only pages sealed at the row's own step count: it always reads the others. The sums stay on the
     device until `totals`."""

@@ -100,7 +100,7 @@ class Revising:
         step, states = self._step(candidates), self.states
         outputs = len(step.newest.rows)
         chosen = self.base.choose(layer, q[:outputs], step.newest)
-        assert chosen.join is None and chosen.done is None, "the base reads pages and nothing else"
+        assert chosen.join is None and chosen.done is None, "the base policy reads pages only"
         column = torch.arange(chosen.ordinals.shape[-1], device=q.device)
         ordinals, valid = chosen.ordinals, column < chosen.counts[..., None]
         slots = step.slots[:outputs]
@@ -167,7 +167,7 @@ def _read_step(candidates: Candidates) -> _Step:
 
 
 def _revised(state: object) -> RevisedRow:
-    assert isinstance(state, RevisedRow), "rows that are revised say so"
+    assert isinstance(state, RevisedRow), "a revised row has a RevisedRow as its state"
     return state
 
 

@@ -21,6 +21,6 @@ def make_evictor(select: Select | None, num_tokens: int) -> Evictor | None:
         return None
     kept = select.tokens
     if kept is None:
-        assert select.ratio is not None, "what is kept is a number of tokens or a share"
+        assert select.ratio is not None, "a capacity is a number of tokens or a share"
         kept = share_of(select.ratio, num_tokens)
     return _EVICTORS[select.policy](kept)

@@ -44,7 +44,7 @@ def vector_scores(
 ) -> Float[Tensor, "rows kv_heads group most"]:
     """The products of rotated queries with the one summary vector of every page."""
     summaries, table = candidates.summaries, candidates.table
-    assert summaries is not None, "the policy asked for summaries"
+    assert summaries is not None, "the policy has a summary"
     vectors = summaries.layer(layer)[table.pages].float()  # [rows, most, kv_heads, width]
     grouped = queries.unflatten(1, (candidates.num_kv_heads, -1))
     scale = candidates.rules[layer].softmax_scale

@@ -99,7 +99,7 @@ class SpanBuffer:
 
     def load(self, spans: HostSpans) -> None:
         """Write ``spans``, which the capacity holds."""
-        assert self.capacity.holds(spans), "the list does not fit"
+        assert self.capacity.holds(spans), "the list exceeds the buffer's capacity"
         arrays = dict(spans.arrays)
         if self.capacity.units:
             # padding rows have no states

@@ -72,7 +72,7 @@ class WorkBuffer:
 
     def load(self, work: HostWork, more: Mapping[str, IntArray] | None = None) -> None:
         """Write ``work``, which the capacity holds and whose tiles are the buffer's."""
-        assert self.capacity.holds(work) and work.tiles == self.tiles, "the list does not fit"
+        assert self.capacity.holds(work) and work.tiles == self.tiles, "the list exceeds the buffer's capacity"
         # padding rows have no states
         states, own = work.arrays["row_state_indptr"], work.arrays["row_own"]
         padding = np.ones(self.capacity.rows - work.num_rows, np.int32)

@@ -97,7 +97,7 @@ class WindowedRows:
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write the result as the last of the rows' ``states``."""
-        assert self._pending is not None, "reads begin before they join"
+        assert self._pending is not None, "join needs a begun read"
         self._pending.result()
         self._pending = None
         place = row_state_indptr[self.rows + 1].long() - 1

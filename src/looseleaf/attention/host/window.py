@@ -51,7 +51,7 @@ class HostedWindow:
     that rows always read."""
 
     def __init__(self, shape: WindowShape, size: int, tallies: _Ints | None = None) -> None:
-        assert size > 1, "a window of one row keeps nothing"
+        assert size > 1, "a window has at least two rows"
         self.shape, self.size = shape, size
         self.tallies = np.zeros(size, dtype=np.int64) if tallies is None else tallies
         # by address of the C function that writes them; by the number of a row's read

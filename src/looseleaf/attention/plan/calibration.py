@@ -200,7 +200,7 @@ def costs_of(
     path = (folder or cache_folder().parent / "costs") / f"{_identity(name, shape, built_in)}.json"
     if (known := _read(path)) is not None:
         return MeasuredCosts(known, "cached")
-    _log.info("measuring what attention costs on %s; the next start finds it in %s", name, path)
+    _log.info("measuring the costs of attention on %s; later starts read them from %s", name, path)
     try:
         found = measure_costs(
             make_probe(device, shape),
@@ -216,7 +216,7 @@ def costs_of(
 
 
 def _built_in(model: CostModel, reason: str) -> MeasuredCosts:
-    _log.warning("attention is planned by built-in costs, not by measured ones: %s", reason)
+    _log.warning("attention plans use built-in costs instead of measured ones: %s", reason)
     return MeasuredCosts(model, "built-in", reason)
 
 
@@ -259,4 +259,4 @@ def _write(path: Path, model: CostModel) -> None:
             json.dump(asdict(model), file, indent=1)
         os.replace(file.name, path)
     except OSError as error:
-        _log.warning("measured costs can't be kept in %s: %s", path.parent, error)
+        _log.warning("cannot write measured costs to %s: %s", path.parent, error)

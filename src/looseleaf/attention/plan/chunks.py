@@ -48,7 +48,7 @@ def flat_chunks(
 ) -> FlatItems:
     """The rows of chunks without patches as entries of items, one item a span, from ``first_row``
     on. A row's bound in an item is its own position."""
-    assert not is_patched(chunks), "rows with a patch are read by spans"
+    assert not is_patched(chunks), "rows with a patch need a span list"
     pages, entries = [], []
     for chunk in chunks:
         rows = np.arange(first_row, first_row + len(chunk.positions), dtype=np.int32)

@@ -14,8 +14,8 @@ def equal_shares(
     flat: FlatItems, chosen: BoolArray, programs: int, step: int
 ) -> tuple[Pieces, int] | None:
     """The ``chosen`` items in equal shares for ``programs`` programs of each KV head, and the
-    number of rounds. Cuts are at multiples of ``step`` pages of an item. Programs without work in a round
-    have empty pieces. None if an item has no pages or the keys are too few."""
+    number of rounds. Cuts are at multiples of ``step`` pages of an item. Programs without work in a
+    round have empty pieces. None if an item has no pages or the keys are too few."""
     item = np.flatnonzero(chosen)
     pages = flat.num_pages[item].astype(np.int64)
     ends = np.cumsum(pages)

@@ -175,8 +175,7 @@ class _Forest:
     step: int
 
     def split(self, readers: list[_Reader], start: int) -> None:
-        """Items for ``readers``, which share all pages before ``start``: the common stretch, then the
-        rest."""
+        """Items for ``readers``, which share all pages before ``start``."""
         # an explicit stack: prefixes may branch deeper than calls may nest
         left = [(readers, start)]
         while left:

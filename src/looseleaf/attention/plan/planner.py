@@ -92,7 +92,7 @@ class PlanCounters:
 @dataclass(eq=False)
 class Planner:
     """``batch_invariant``: a row's output has the same bits in every batch, grouped or not: one
-    tile shape, cuts at fixed positions, a fixed merge order. ``gathering``: the kernels read gathered
+    tile shape, cuts at fixed positions, a fixed merge order. ``gathering``: kernels read gathered
     keys faster (see `CostModel.worth_gathering`). ``finishing``: after a wide tile, rows read their
     few own keys during the merge; for plain rules only.
     """

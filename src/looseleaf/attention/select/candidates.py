@@ -313,7 +313,7 @@ class Candidates:
         return Choice(ordinals.expand(rows, heads, -1), counts)
 
     def visible(self, layer: int) -> Tensor:
-        """Mask ``[rows, most]`` of the candidates with a key in the layer's window; padding is False."""
+        """Mask ``[rows, most]`` of candidates with a key in the layer's window."""
         table, window = self.table, self.rules[layer].window
         column = torch.arange(table.pages.shape[1], device=table.pages.device)
         visible = column < table.num_pages[:, None]

@@ -58,7 +58,7 @@ class HostedRows:
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write the result as the last of the rows' ``states``."""
-        assert self._pending is not None, "reads begin before they join"
+        assert self._pending is not None, "join needs a begun read"
         state, self._pending = self._pending.result(), None
         place = row_state_indptr[self.rows + 1].long() - 1
         states.out[place] = state.out
@@ -213,7 +213,7 @@ class Readings:
             found.append(HostedRows(*own, self.hosted, self.rules))
         inside = [(n, window) for n in reading if (window := rows[n].window) is not None]
         if inside:
-            assert self.windows is not None, "who reads hosted segments has room for windows"
+            assert self.windows is not None, "windows of host-resident reads need their buffers"
             windows = [window for _, window in inside]
             positions, reads = zip(
                 *((rows[n].position, rows[n].hosted) for n, _ in inside), strict=True
@@ -291,7 +291,7 @@ class Readings:
                 groups.items.append(Item([], _LAST, [entry]))
             for index, row in enumerate(rows):
                 if row.hosted and self.hosted is not None:
-                    assert index not in choosing, "a row chooses pages or reads by an index"
+                    assert index not in choosing, "a row either chooses pages or reads by an index"
                     groups.items.append(Item([], _LAST, [Entry(index, row.position, 0)]))
             kept = names, groups
             self._kept.groups = {**self._kept.groups, key: kept} if key else {key: kept}

@@ -80,7 +80,7 @@ class ListedTable(CandidateTable):
 
 def no_table(rows: Sequence[SelectingRow]) -> NoReturn:
     """Raises AssertionError: a list has a single table."""
-    raise AssertionError("a list has one table, and knows no rows")
+    raise AssertionError("a device list has a single table, without rows")
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,8 +56,8 @@ class Scored(NamedTuple):
     ) -> PageScores:
         """The scores of ``layer`` for unrotated queries ``q``; stores the ``new`` rows."""
         if self.worth is None:
-            assert self.summaries is not None, "pages are scored by what is kept of them"
-            rules = LayerRules(self.rotations[layer], self.rules[layer], self.pool.page_size)
+            assert self.summaries is not None, "product scores need page summaries"
+            rule = self.rotations[layer], self.rules[layer], self.pool.page_size
             vectors = self.summaries.layer(layer)
             return page_scores(q, vectors, listed, positions, rules, run, new, implementation)
         if new is not None:
