@@ -47,5 +47,5 @@ def test_every_state_of_a_list_with_chosen_pages_is_written_once(
     # what a row chooses stands behind what it reads in any case
     for row in filter(lambda row: row >= 0, chain(*outputs)):
         before = arrays["row_state_indptr"][row + 1] - chosen_from[row]
-        assert before == shape.items_of_place
+        assert before == shape.items_per_head
     assert all(isinstance(array, np.ndarray) for array in arrays.values())

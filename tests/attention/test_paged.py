@@ -85,7 +85,7 @@ def outputs(
     *earlier, last = range(len(rules))
     answers = [attend(layer, q, k, v) for layer in earlier]
     # what is left in the last layer stands where the row stood; the rest is not asked for
-    asked = range(len(q)) if step.asked is None else step.asked
+    asked = range(len(q)) if step.logit_rows is None else step.logit_rows
     answered = torch.zeros_like(q)
     answered[list(asked)] = attend(last, q[list(asked)], k, v)
     return torch.stack([*answers, answered]), pool.kv
@@ -142,7 +142,7 @@ def test_the_last_layer_answers_the_rows_that_are_asked_for_and_stores_all(
     new = range(len(step.decode), len(step.slots))
     some = data.draw(st.sets(st.sampled_from(new)) if new else st.just(set()))
     asked = [*range(len(step.decode)), *sorted(some)]
-    actual, written = outputs(replace(step, asked=asked), rules, implementation)
+    actual, written = outputs(replace(step, logit_rows=asked), rules, implementation)
     torch.testing.assert_close(actual[:-1], expected[:-1])
     torch.testing.assert_close(actual[-1, asked], expected[-1, asked])
     torch.testing.assert_close(written, pages)
@@ -166,7 +166,7 @@ def test_the_kernels_give_the_same_step() -> None:
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(written, pages)
     for asked in ([0, 1, 10, 19], [0, 1]):
-        some, written = outputs(replace(step, asked=asked), (FULL, WINDOW), "triton")
+        some, written = outputs(replace(step, logit_rows=asked), (FULL, WINDOW), "triton")
         torch.testing.assert_close(some[-1, asked], expected[-1, asked])
         torch.testing.assert_close(written, pages)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from looseleaf.attention.decode_lists import DecodeLists
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
-from looseleaf.attention.select.layer_reads import Joining, Reading, StepReads
+from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash.cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
@@ -71,49 +71,50 @@ class CpuAttention:
 
     def step(
         self,
-        readings: Sequence[Reading],
-        reads: StepReads,
+        layer_reads: Sequence[LayerReads],
+        step_reads: StepReads,
         chunks: Sequence[PrefillChunk],
-        asked: Sequence[PrefillChunk] | None,
+        logit_chunks: Sequence[PrefillChunk] | None,
         slots: Tensor,
         frame_positions: Tensor,
     ) -> "CpuStep":
         """The attention of one step, with the arguments of `looseleaf.attention.paged.StepRows`.
 
-        ``asked`` are the chunks of the last layer, None if it has queries of every row."""
-        prompts = self._prompts(chunks, asked) if chunks else None
-        moved = self._move_lists({reading.key: reading for reading in readings})
-        num_rows = len(readings[0].rows)
+        ``logit_chunks`` are the chunks of the last layer, None if it has queries of every row."""
+        prompts = self._prompts(chunks, logit_chunks) if chunks else None
+        moved = self._move_lists({reads.key: reads for reads in layer_reads})
+        num_rows = len(layer_reads[0].rows)
         if not self.native:
             return _TorchStep(
                 self,
-                reads,
+                step_reads,
                 num_rows,
                 prompts,
-                self._torch_decode(readings),
-                readings,
+                self._torch_decode(layer_reads),
+                layer_reads,
                 slots,
                 map_distinct(self.tables, lambda table: table.at(frame_positions)),
             )
         if not moved or len(self._lists) != 1:
-            self._layer_plans = [self._plan(n, reading) for n, reading in enumerate(readings)]
+            self._layer_plans = [self._plan(n, reads) for n, reads in enumerate(layer_reads)]
         for plan in set(self._layer_plans):
             plan.point_rows(slots, frame_positions)
-        return _NativeStep(self, reads, num_rows, prompts, self._layer_plans, readings)
+        return _NativeStep(self, step_reads, num_rows, prompts, self._layer_plans, layer_reads)
 
     def _prompts(
-        self, chunks: Sequence[PrefillChunk], asked: Sequence[PrefillChunk] | None
+        self, chunks: Sequence[PrefillChunk], logit_chunks: Sequence[PrefillChunk] | None
     ) -> "Prompts":
-        """``chunks`` prepared for all layers; the last one has only the queries of ``asked``."""
+        """``chunks`` prepared for all layers; the last one has only the queries of
+        ``logit_chunks``."""
         layers = range(len(self.rules))
         prefill = self._prefill(chunks, layers)
         hosted = list[Sequence[HostedChunk]]([()] * len(self.rules))
         if any(chunk.hosted for chunk in chunks):
             hosted = [hosted_chunks(chunks)] * len(self.rules)
-        if asked is not None:
-            prefill[-1] = self._prefill(asked, layers[-1:])[0]
+        if logit_chunks is not None:
+            prefill[-1] = self._prefill(logit_chunks, layers[-1:])[0]
             if hosted[-1]:
-                hosted[-1] = hosted_chunks(asked)
+                hosted[-1] = hosted_chunks(logit_chunks)
         return Prompts(self, prefill, hosted)
 
     def _prefill(
@@ -124,27 +125,27 @@ class CpuAttention:
             return [None] * len(layers)
         largest = max(len(chunk.positions) for chunk in chunks)
         spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
-        places = self.pool.slot_positions
-        made: dict[int, Prefill] = {}
+        slot_positions = self.pool.slot_positions
+        by_layer: dict[int, Prefill] = {}
         for layer in layers:
-            if self.alike[layer] not in made:
-                made[self.alike[layer]] = prepare_prefill(
-                    spans, self.layout, self.tables[layer], self.rules[layer], places
+            if self.alike[layer] not in by_layer:
+                by_layer[self.alike[layer]] = prepare_prefill(
+                    spans, self.layout, self.tables[layer], self.rules[layer], slot_positions
                 )
-        return [made[self.alike[layer]] for layer in layers]
+        return [by_layer[self.alike[layer]] for layer in layers]
 
-    def _move_lists(self, readings: Mapping[Key, Reading]) -> bool:
+    def _move_lists(self, reads_by_key: Mapping[Key, LayerReads]) -> bool:
         """Advance the lists to the rows' positions, and drop stale ones. Returns whether all lists
         are the same objects as before."""
         kept: dict[Key, DecodeLists] = {}
-        moved = len(readings) == len(self._lists)
-        for key, reading in readings.items():
-            rows, lists = reading.rows, self._lists.get(key)
+        moved = len(reads_by_key) == len(self._lists)
+        for key, reads in reads_by_key.items():
+            rows, lists = reads.rows, self._lists.get(key)
             if not rows:
                 continue
-            if lists is None or lists.groups is not reading.groups or not lists.move_to(rows):
+            if lists is None or lists.groups is not reads.groups or not lists.move_to(rows):
                 lists = DecodeLists(
-                    rows, reading.groups, page_size=self.pool.page_size, split_keys=SPLIT_KEYS,
+                    rows, reads.groups, page_size=self.pool.page_size, split_keys=SPLIT_KEYS,
                     invariant=self.invariant,
                 )  # fmt: skip
                 moved = False
@@ -159,18 +160,18 @@ class CpuAttention:
         self._lists = kept
         return False
 
-    def _plan(self, layer: int, reading: Reading) -> NativePlan:
-        lists = self._lists.get(reading.key)
+    def _plan(self, layer: int, reads: LayerReads) -> NativePlan:
+        lists = self._lists.get(reads.key)
         if lists is None:
             return self._storing[self.alike[layer]]
-        place = reading.key, self.alike[layer]
-        if place not in self._plans:
-            self._plans[place] = self._native_plan(layer, lists)
-        return self._plans[place]
+        key = reads.key, self.alike[layer]
+        if key not in self._plans:
+            self._plans[key] = self._native_plan(layer, lists)
+        return self._plans[key]
 
-    def row_state_indptr(self, reading: Reading) -> Tensor:
+    def row_state_indptr(self, reads: LayerReads) -> Tensor:
         """Prefix sums of the states per row."""
-        return self._lists[reading.key].work.row_state_indptr
+        return self._lists[reads.key].work.row_state_indptr
 
     def _native_plan(self, layer: int, lists: DecodeLists | None) -> NativePlan:
         work = None if lists is None else lists.work
@@ -184,17 +185,17 @@ class CpuAttention:
             row_dtype=self.row_dtype,
         )
 
-    def _torch_decode(self, readings: Sequence[Reading]) -> "list[_TorchDecode | None]":
-        made: dict[tuple[Key, int], _TorchDecode] = {}
+    def _torch_decode(self, layer_reads: Sequence[LayerReads]) -> "list[_TorchDecode | None]":
+        by_key: dict[tuple[Key, int], _TorchDecode] = {}
         decode: list[_TorchDecode | None] = []
-        for layer, reading in enumerate(readings):
-            lists, place = self._lists.get(reading.key), (reading.key, self.alike[layer])
-            if lists is not None and place not in made:
-                work, places = lists.work, self.pool.slot_positions
-                prepared = prepare(work, self.layout, self.rules[layer], places)
+        for layer, reads in enumerate(layer_reads):
+            lists, key = self._lists.get(reads.key), (reads.key, self.alike[layer])
+            if lists is not None and key not in by_key:
+                work, slot_positions = lists.work, self.pool.slot_positions
+                prepared = prepare(work, self.layout, self.rules[layer], slot_positions)
                 turn = self.tables[layer].at(prepared.frame_rows(work))
-                made[place] = _TorchDecode(prepared, turn, work.row_state_indptr)
-            decode.append(made.get(place))
+                by_key[key] = _TorchDecode(prepared, turn, work.row_state_indptr)
+            decode.append(by_key.get(key))
         return decode
 
 
@@ -238,18 +239,18 @@ class _NativeStep:
     num_decode_rows: int
     prompts: Prompts | None
     plans: list[NativePlan]
-    readings: Sequence[Reading]
+    layer_reads: Sequence[LayerReads]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan, split = self.plans[layer], self.num_decode_rows
         plan.point_pages(self.owner.pages_at[layer])
         out = torch.empty(q.shape, dtype=q.dtype)
-        if self.readings[layer].selected:
-            for selected in self.readings[layer].selected:
+        if self.layer_reads[layer].selected:
+            for selected in self.layer_reads[layer].selected:
                 selected.begin(layer, q)
             plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v))
-            indptr = self.owner.row_state_indptr(self.readings[layer])
-            for selected in self.readings[layer].selected:
+            indptr = self.owner.row_state_indptr(self.layer_reads[layer])
+            for selected in self.layer_reads[layer].selected:
                 selected.join(layer, q, plan.states, indptr)
             plan.run(Phase.MERGE, out=out)
         elif split:
@@ -278,11 +279,11 @@ class _TorchDecode:
         out: Tensor,
     ) -> None:
         """Write one output a row."""
-        for some in selected:
-            some.begin(layer, q)
+        for joining in selected:
+            joining.begin(layer, q)
         states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, owner.rules[layer])
-        for some in selected:
-            some.join(layer, q, states, self.row_state_indptr)
+        for joining in selected:
+            joining.join(layer, q, states, self.row_state_indptr)
         merge_states(states, self.row_state_indptr, out=out, implementation="reference")
 
 
@@ -295,7 +296,7 @@ class _TorchStep:
     num_decode_rows: int
     prompts: Prompts | None
     decode: list[_TorchDecode | None]
-    readings: Sequence[Reading]
+    layer_reads: Sequence[LayerReads]
     slots: Tensor
     turns: Sequence[Angles]
 
@@ -309,7 +310,7 @@ class _TorchStep:
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:
-            decode.run(layer, q, owner, self.readings[layer].selected, out[:split])
+            decode.run(layer, q, owner, self.layer_reads[layer].selected, out[:split])
         if self.prompts is not None:
             self.prompts.attend(layer, q[split:], out[split:])
         return out

@@ -40,9 +40,9 @@ class DecodeLists:
         settled = [part for item in groups.items for part in split(item, most)]
         tails = [split(item, most) for item in tail_items(rows, groups)]
         items = [*settled, *(part for tail in tails for part in tail)]
-        last_places = _last_places(len(settled), tails)
-        for place in last_places:
-            items[place] = _with_room(items[place])
+        last_items = _last_items(len(settled), tails)
+        for index in last_items:
+            items[index] = _with_room(items[index])
         self.work = make_work_list(items, rows, page_size=page_size, device=torch.device("cpu"))
         self._positions = self.work.row_positions.numpy()
         self._bounds = self.work.entry_bound.numpy()
@@ -52,7 +52,7 @@ class DecodeLists:
         self._tail_bounds = self._bounds[len(self._bounds) - sum(parts) :]
         self._tail_row = np.repeat(np.arange(len(rows)), parts)
         starts = self.work.item_page_indptr.numpy()
-        stops = [int(starts[place + 1]) for place in last_places]
+        stops = [int(starts[index + 1]) for index in last_items]
         self._known = [len(row.tail.pages) for row in rows]
         # page p of a row's tail is at p plus this in page_indices
         self._base = [stop - _ROOM - known for stop, known in zip(stops, self._known, strict=True)]
@@ -95,11 +95,11 @@ def _split_at_multiples(item: Item, step: int) -> list[Item]:
     """``item`` cut at multiples of ``step`` pages of its segment, wherever the item begins."""
     start, stop = item.first_page, item.first_page + len(item.pages)
     inner = range((start // step + 1) * step, stop, step)
-    bounds = [0, *(place - start for place in inner), len(item.pages)]
+    bounds = [0, *(cut - start for cut in inner), len(item.pages)]
     return [replace(item, pages=item.pages[a:b], first_page=start + a) for a, b in pairwise(bounds)]
 
 
-def _last_places(before: int, tails: Sequence[Sequence[Item]]) -> list[int]:
+def _last_items(before: int, tails: Sequence[Sequence[Item]]) -> list[int]:
     """The index of every tail's last item, where ``before`` items precede them all."""
     ends = before + np.cumsum([len(parts) for parts in tails])
     return [int(end) - 1 for end in ends]

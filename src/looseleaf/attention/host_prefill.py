@@ -33,12 +33,12 @@ def hosted_chunks(
     chunks: Sequence[PrefillChunk], device: torch.device | None = None, start: int = 0
 ) -> list[HostedChunk]:
     """The chunks with host-resident reads; their rows are on ``device``, from row ``start`` on."""
-    found = []
+    host_chunks = []
     for chunk in chunks:
         rows = slice(start, start + len(chunk.positions))
         if chunk.hosted:
-            found.append(
+            host_chunks.append(
                 HostedChunk(rows, torch.tensor(list(chunk.positions), device=device), chunk.hosted)
             )
         start = rows.stop
-    return found
+    return host_chunks

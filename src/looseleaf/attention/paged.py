@@ -31,7 +31,7 @@ from looseleaf.attention.select.device_topk import (
     choose_in,
     count_on_device,
 )
-from looseleaf.attention.select.layer_reads import Joining, Reading, Readings, StepReads
+from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads, StepReadsBuilder
 from looseleaf.attention.select.worklist_scores import choosing_on_device
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
@@ -54,28 +54,30 @@ class StepRows:
     """A step's rows, decode rows first, then those of the chunks, and the slots of their keys.
 
     ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` are int64 ``[rows]`` on
-    the pool's device. ``asked`` lists the rows with queries in the last layer, ascending: all
-    decode rows and some of the chunks'; None for every row."""
+    the pool's device. ``logit_rows`` lists the rows with queries in the last layer,
+    ascending: all decode rows and some of the chunks'; None for every row."""
 
     decode: Sequence[DecodeRow]
     chunks: Sequence[PrefillChunk]
     slots: Tensor
     frame_positions: Tensor
-    asked: Sequence[int] | None = None
+    logit_rows: Sequence[int] | None = None
 
-    def asked_chunks(self) -> list[PrefillChunk]:
+    def logit_chunks(self) -> list[PrefillChunk]:
         """The chunks, with only the rows that have queries in the last layer."""
-        assert self.asked is not None, "the last layer has queries of every row"
-        start, found = len(self.decode), []
-        assert list(self.asked[:start]) == list(range(start)), "the last layer has queries of all decode rows"
+        assert self.logit_rows is not None, "the last layer has queries of every row"
+        start, chunks = len(self.decode), []
+        assert list(self.logit_rows[:start]) == list(range(start)), (
+            "the last layer has queries of all decode rows"
+        )
         for chunk in self.chunks:
             stop = start + len(chunk.positions)
-            rows = range(bisect_left(self.asked, start), bisect_left(self.asked, stop))
+            rows = range(bisect_left(self.logit_rows, start), bisect_left(self.logit_rows, stop))
             if rows:
-                positions = [int(chunk.positions[self.asked[n] - start]) for n in rows]
-                found.append(PrefillChunk(positions, chunk.spans, chunk.hosted))
+                positions = [int(chunk.positions[self.logit_rows[n] - start]) for n in rows]
+                chunks.append(PrefillChunk(positions, chunk.spans, chunk.hosted))
             start = stop
-        return found
+        return chunks
 
 
 @dataclass(eq=False)
@@ -111,15 +113,26 @@ class PagedAttention:
             gathering=reads_gathered(kv, self._row_dtype, self.rules),
         )
         self._cpu = None
-        asked = self.implementation
-        if asked in ("cpu", "native") or (asked == "auto" and self.pool.kv.device.type == "cpu"):
-            native = asked == "native" or (asked == "auto" and self._can_compile())
-            shape = self.pool, self.rotations, self.rules, self.num_qo_heads
-            self._cpu = CpuAttention(*shape, native, self._row_dtype, self.batch_invariant)
+        implementation = self.implementation
+        if implementation in ("cpu", "native") or (
+            implementation == "auto" and self.pool.kv.device.type == "cpu"
+        ):
+            native = implementation == "native" or (
+                implementation == "auto" and self._can_compile()
+            )
+            self._cpu = CpuAttention(
+                self.pool,
+                self.rotations,
+                self.rules,
+                self.num_qo_heads,
+                native,
+                self._row_dtype,
+                self.batch_invariant,
+            )
         # the planner's costs are those of GPUs
         step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
         group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
-        self._readings = Readings(
+        self._builder = StepReadsBuilder(
             self.pool,
             self.rotations,
             self.rules,
@@ -127,12 +140,14 @@ class PagedAttention:
             self.planner.page_array,
         )
         self.hosted: HostedAttention | HostedDevice | None = None
-        rows, threads = ((self.num_qo_heads, kv.shape[5]), self._row_dtype), torch.get_num_threads()
+        heads, threads = (self.num_qo_heads, kv.shape[5]), torch.get_num_threads()
         if self._cpu is not None:
-            self._readings.hosted = self.hosted = HostedAttention(self.rotations, threads)
-            self._readings.windows = HostedWindows(self.hosted, self.rules, *rows)
+            self._builder.hosted = self.hosted = HostedAttention(self.rotations, threads)
+            self._builder.windows = HostedWindows(self.hosted, self.rules, heads, self._row_dtype)
         elif device.type == "cuda":
-            self.hosted = HostedDevice(self.rotations, self.rules, *rows, device, threads)
+            self.hosted = HostedDevice(
+                self.rotations, self.rules, heads, self._row_dtype, device, threads
+            )
 
     @property
     def num_positions(self) -> int:
@@ -155,27 +170,37 @@ class PagedAttention:
     def step(self, rows: StepRows) -> "CpuStep | _OpsStep":
         """The attention of one step, for the model to call layer by layer; its ``reads`` are those
         of the decode rows."""
-        readings, reads = self._read(rows.decode)
-        asked = None if rows.asked is None else rows.asked_chunks()
+        layer_reads, step_reads = self._read(rows.decode)
+        logit_chunks = None if rows.logit_rows is None else rows.logit_chunks()
         if self._cpu is not None:
-            where = rows.slots, rows.frame_positions
-            return self._cpu.step(readings, reads, rows.chunks, asked, *where)
-        layers = self._plans(readings, rows.chunks)
-        count_on_device(readings)
+            return self._cpu.step(
+                layer_reads,
+                step_reads,
+                rows.chunks,
+                logit_chunks,
+                rows.slots,
+                rows.frame_positions,
+            )
+        layers = self._plans(layer_reads, rows.chunks)
+        count_on_device(layer_reads)
         device = self.pool.kv.device
-        prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
-        if asked is not None:
-            layers[-1] = self._plans(readings[-1:], asked)[0]
-            prompts[-1] = hosted_chunks(asked, device, len(rows.decode))
+        host_prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
+        if logit_chunks is not None:
+            layers[-1] = self._plans(layer_reads[-1:], logit_chunks)[0]
+            host_prompts[-1] = hosted_chunks(logit_chunks, device, len(rows.decode))
         hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
-        return _OpsStep(self, reads, layers, rows.slots, rows.frame_positions, hosted, prompts)
+        return _OpsStep(
+            self, step_reads, layers, rows.slots, rows.frame_positions, hosted, host_prompts
+        )
 
     def load_hosted(self, decode: Sequence[DecodeRow], rows: int) -> DeviceWork | None:
         """A GPU step's reads of host-resident segments, with room for ``rows`` rows; None without
         such reads. After the launch of the step the caller must call `sent`."""
         if not any(row.hosted for row in decode):
             return None
-        assert isinstance(self.hosted, HostedDevice), "the implementation reads no host-resident segments"
+        assert isinstance(self.hosted, HostedDevice), (
+            "the implementation reads no host-resident segments"
+        )
         each = ((row.position, row.hosted, row.window) for row in decode)
         return self.hosted.load(rows, *zip(*each, strict=True))
 
@@ -203,23 +228,25 @@ class PagedAttention:
         no device list supports."""
         if any(chunk.hosted for chunk in chunks):
             return None
-        readings, reads = self._read(decode)
-        made: dict[tuple[bool, ...], int] = {}
+        layer_reads, step_reads = self._read(decode)
+        index_of: dict[tuple[bool, ...], int] = {}
         works: list[ListedWork] = []
         group = self._group
-        for reading in readings:
-            if reading.key not in made:
-                finish = not reading.selected
-                work = self.planner.host_work(reading.rows, reading.groups, chunks, finish=finish)
-                selected, choice = choosing_on_device(reading.selected), None
-                if work is None or (reading.selected and selected is None):
+        for reads in layer_reads:
+            if reads.key not in index_of:
+                finish = not reads.selected
+                work = self.planner.host_work(reads.rows, reads.groups, chunks, finish=finish)
+                selected, choice = choosing_on_device(reads.selected), None
+                if work is None or (reads.selected and selected is None):
                     return None
                 if selected is not None:
                     work, choice = choose_in(work, selected, group, most_rows, padded=True)
-                made[reading.key] = len(works)
+                index_of[reads.key] = len(works)
                 works.append(ListedWork(work, choice))
-        count_on_device(readings)
-        return HostStep(tuple(works), tuple(made[reading.key] for reading in readings), reads)
+        count_on_device(layer_reads)
+        return HostStep(
+            tuple(works), tuple(index_of[reads.key] for reads in layer_reads), step_reads
+        )
 
     def over(
         self,
@@ -238,8 +265,8 @@ class PagedAttention:
             _LayerPlan(AttentionPlan(len(slots), work, None), choice=choice)
             for work, choice in works
         ]
-        chosen, none = [plans[n] for n in layers], [()] * len(layers)
-        return _OpsStep(self, _NOT_READ, chosen, slots, frame_positions, hosted, none)
+        by_layer, no_prompts = [plans[n] for n in layers], [()] * len(layers)
+        return _OpsStep(self, _NOT_READ, by_layer, slots, frame_positions, hosted, no_prompts)
 
     def over_spans(self, spans: SpanList, slots: Tensor, frame_positions: Tensor) -> Attend:
         """As `over`, for rows that are all in ``spans``."""
@@ -257,46 +284,46 @@ class PagedAttention:
         return True
 
     def _plans(
-        self, readings: Sequence[Reading], chunks: Sequence[PrefillChunk]
+        self, layer_reads: Sequence[LayerReads], chunks: Sequence[PrefillChunk]
     ) -> list["_LayerPlan"]:
         """A plan for each layer; layers with equal reads share one."""
-        made: dict[tuple[bool, ...], _LayerPlan] = {}
-        for reading in readings:
-            if reading.key not in made:
-                made[reading.key] = self._plan(reading, chunks)
-        return [made[reading.key] for reading in readings]
+        by_key: dict[tuple[bool, ...], _LayerPlan] = {}
+        for reads in layer_reads:
+            if reads.key not in by_key:
+                by_key[reads.key] = self._plan(reads, chunks)
+        return [by_key[reads.key] for reads in layer_reads]
 
-    def _plan(self, reading: Reading, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
-        selected = choosing_on_device(reading.selected)
+    def _plan(self, reads: LayerReads, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
+        selected = choosing_on_device(reads.selected)
         if selected is None:
-            finish = not reading.selected
-            plan = self.planner.plan(reading.rows, reading.groups, chunks, finish=finish)
-            return _LayerPlan(plan, reading.selected)
-        host = self.planner.host_work(reading.rows, reading.groups)
+            finish = not reads.selected
+            plan = self.planner.plan(reads.rows, reads.groups, chunks, finish=finish)
+            return _LayerPlan(plan, reads.selected)
+        host = self.planner.host_work(reads.rows, reads.groups)
         assert host is not None, "decode rows have a work list"
-        device, num_rows = self.pool.kv.device, len(reading.rows)
+        device, num_rows = self.pool.kv.device, len(reads.rows)
         host, choice = choose_in(host, selected, self._group, num_rows)
         buffer = ChoiceBuffer(choice, device)
         buffer.load(choice)
-        selected.tallies.extend(buffer.counts[:, : len(selected.places)])
+        selected.tallies.extend(buffer.counts[:, : len(selected.indices)])
         work = host.to(device)
         tiles = self.planner.tile_rows
         spans = make_span_list(chunks, tile_rows=tiles, device=device) if chunks else None
         filled = DeviceChoice(work, buffer, choice.how, choice.kept)
         return _LayerPlan(AttentionPlan(num_rows, work, spans), choice=filled)
 
-    def _read(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
+    def _read(self, rows: Sequence[DecodeRow]) -> tuple[list[LayerReads], StepReads]:
         """The reads of all layers and of the step; the groups are the same object while the rows
         stay the same."""
-        readings, reads = self._readings.of(rows)
-        items = reads.groups.items
+        layer_reads, step_reads = self._builder.of(rows)
+        items = step_reads.groups.items
         if items:
             shared = [len(item.entries) for item in items if len(item.entries) > 1]
             counters = self.planner.counters
             counters.items += len(items)
             counters.grouped_items += len(shared)
             counters.grouped_rows += sum(shared)
-        return readings, reads
+        return layer_reads, step_reads
 
 
 @dataclass(frozen=True)
@@ -323,27 +350,34 @@ class _OpsStep:
     prompts: Sequence[Sequence[HostedChunk]]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        owner, chosen = self.attention, self.attention.implementation
+        owner, implementation = self.attention, self.attention.implementation
         plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule = owner.rotations[layer], owner.rules[layer]
-        places = owner.pool.slot_positions
+        slot_positions = owner.pool.slot_positions
         split = plan.num_work_rows
         if self.hosted is not None and len(q):
             self.hosted.begin(layer, q[:split])
         rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
         # candidate pages are final, so their scores need not wait for the store
-        on_the_way = choice is not None and plan.spans is None
-        if not on_the_way:
-            store_kv(*rows[:4], rotation, k_pages, v_pages, chosen)
+        store_with_scores = choice is not None and plan.spans is None
+        if not store_with_scores:
+            store_kv(*rows[:4], rotation, k_pages, v_pages, implementation)
         if not len(q):
             return q
         new = None
         if plan.spans is not None:
             spans = plan.spans
-            patch = places if spans.mask_words.numel() else None
+            patch = slot_positions if spans.mask_words.numel() else None
             new = prefill_attention(
-                q[split:], k_pages, v_pages, spans, rotation, rule, patch, implementation=chosen
+                q[split:],
+                k_pages,
+                v_pages,
+                spans,
+                rotation,
+                rule,
+                patch,
+                implementation=implementation,
             )
             if split == 0:
                 return self._with_hosted(layer, q, new)
@@ -352,7 +386,7 @@ class _OpsStep:
         if plan.work is not None:
             work = plan.work
             if choice is not None:
-                choice.fill(layer, q[:split], rows if on_the_way else None, chosen)
+                choice.fill(layer, q[:split], rows if store_with_scores else None, implementation)
                 work = choice.filled
             states = self._states(layer, q[:split], work)
             if work.whole and split == len(q):
@@ -364,17 +398,28 @@ class _OpsStep:
             carried = None if self.hosted is None else self.hosted.join()
             if carried is not None and kept is not None:
                 # a row continues from one state, so the kept one is merged first
-                states = merge_states(states, indptr, kept=kept, implementation=chosen, indptr_ready=True)
+                states = merge_states(
+                    states, indptr, kept=kept, implementation=implementation, indptr_ready=True
+                )
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
                 assert carried is None and kept is None, "finished rows have no further states"
                 pages = k_pages, v_pages
-                mine = q[:split], pages, work, rotation, rule, out[:split]
-                lse = finish_rows(states, *mine, implementation=chosen).lse
+                lse = finish_rows(
+                    states,
+                    q[:split],
+                    pages,
+                    work,
+                    rotation,
+                    rule,
+                    out[:split],
+                    implementation=implementation,
+                ).lse
             else:
-                joined = indptr, carried, out[:split], kept, chosen
-                lse = merge_states(states, *joined, indptr_ready=True).lse
+                lse = merge_states(
+                    states, indptr, carried, out[:split], kept, implementation, indptr_ready=True
+                ).lse
         if new is not None:
             out[split:] = new.out
         if not self.prompts[layer]:
@@ -387,8 +432,16 @@ class _OpsStep:
         owner = self.attention
         k_pages, v_pages = owner.pool.layer(layer)
         patch = owner.pool.slot_positions if work.mask_words.numel() else None
-        how = owner.rotations[layer], owner.rules[layer], patch, owner.implementation
-        return partial_attention(q, k_pages, v_pages, work, *how)
+        return partial_attention(
+            q,
+            k_pages,
+            v_pages,
+            work,
+            owner.rotations[layer],
+            owner.rules[layer],
+            patch,
+            owner.implementation,
+        )
 
     def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
         """The output of all rows, after prompt rows joined their reads outside of the pool."""

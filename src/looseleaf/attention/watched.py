@@ -65,8 +65,10 @@ class ChunkStep:
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule = owner.rotations[layer], owner.rules[layer]
         implementation = "cpu" if chosen == "native" else chosen
-        stores = "reference" if implementation == "cpu" else implementation
-        store_kv(k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, stores)
+        store_implementation = "reference" if implementation == "cpu" else implementation
+        store_kv(
+            k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, store_implementation
+        )
         patch = owner.pool.slot_positions if spans.mask_words.numel() else None
         return prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
 
@@ -106,10 +108,12 @@ class WatchedStep:
             rotation, rule = owner.rotations[layer], owner.rules[layer]
             readers = Readers(q, state.lse, self.weight, self.before)
             # the operator has no C kernel
-            chosen = owner.implementation if owner.implementation != "native" else "reference"
-            num_keys = len(self.received)
-            found = attention_received(
-                readers, k_pages, self.watched, num_keys, rotation, rule, chosen
+            implementation = (
+                owner.implementation if owner.implementation != "native" else "reference"
             )
-            self.received = torch.maximum(self.received, found)
+            num_keys = len(self.received)
+            received = attention_received(
+                readers, k_pages, self.watched, num_keys, rotation, rule, implementation
+            )
+            self.received = torch.maximum(self.received, received)
         return state.out

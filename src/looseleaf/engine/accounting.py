@@ -247,7 +247,7 @@ def _reads(result: StepResult) -> dict[int, RowReads]:
     return {
         place: row
         for some in result.selected
-        for place, row in zip(some.places, some.reads(), strict=True)
+        for place, row in zip(some.indices, some.reads(), strict=True)
     }
 
 

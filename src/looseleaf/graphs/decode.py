@@ -111,7 +111,7 @@ class _Graph:
         """Tell the rows of a step that was replayed what only the device counts."""
         for lists, (_, choice) in zip(self.lists, step.works, strict=True):
             if lists.device is not None and choice is not None:
-                lists.device.tell(choice)
+                lists.device.tally(choice)
 
 
 @dataclass(eq=False)

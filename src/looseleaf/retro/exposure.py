@@ -15,10 +15,10 @@ STEPS = 8
 
 
 class Exposure:
-    """Pages that rows that rows of one output read within ``n`` steps, for ``n`` from 0 to 7; summed over layers, KV heads and sampled rows.
+    """Pages that rows of one output read within ``n`` steps after their own, for ``n`` from 0 to 7.
 
-    Only pages sealed at the row's own step count: it always reads the others. The sums stay on the
-    device until `totals`."""
+    Counts are sums over layers, KV heads and sampled rows. Only pages sealed at the row's own step
+    count, since it always reads the others. The sums stay on the device until `totals`."""
 
     def __init__(self) -> None:
         self._total: Tensor | None = None
@@ -34,8 +34,8 @@ class Exposure:
         pages = registers[..., : self._sealed[0]]
         since = torch.arange(STEPS, device=pages.device)
         read = ((2 << since) - 1) << (STEPS - 1 - since)
-        some = (pages[..., None] & read.to(torch.uint8)) != 0
-        counts = some.sum((0, 1, 2))
+        read_since = (pages[..., None] & read.to(torch.uint8)) != 0
+        counts = read_since.sum((0, 1, 2))
         self._total = counts if self._total is None else self._total + counts
         self._sealed.clear()
 

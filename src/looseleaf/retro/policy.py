@@ -42,7 +42,7 @@ class _Step:
     owner: Int[Tensor, " rows"]
     ages: Int[Tensor, " rows"]
     slots: Int[Tensor, " rows"]
-    places: Int[Tensor, " rows"]
+    indices: Int[Tensor, " rows"]
     taken_over: Int[Tensor, "outputs new"]  # -1 where there is none
 
 
@@ -100,7 +100,7 @@ class Revising:
         step, states = self._step(candidates), self.states
         outputs = len(step.newest.rows)
         chosen = self.base.choose(layer, q[:outputs], step.newest)
-        assert chosen.join is None and chosen.done is None, "the base policy reads pages only"
+        assert chosen.join is None and chosen.on_merged is None, "the base policy reads pages only"
         column = torch.arange(chosen.ordinals.shape[-1], device=q.device)
         ordinals, valid = chosen.ordinals, column < chosen.counts[..., None]
         slots = step.slots[:outputs]
@@ -120,19 +120,19 @@ class Revising:
             # the newest row's cached state covers more than the joined pages, so it starts anew
             again, repeated = torch.zeros_like(again), repeated & (step.ages > 0)
         new = valid[step.owner] & unseen(known[step.owner], step.ages + repeated)
-        read, counts = _rising(ordinals[step.owner], new, candidates.table.pages.shape[1])
+        read, counts = _ascending(ordinals[step.owner], new, candidates.table.pages.shape[1])
 
         def carried() -> AttnState:
-            state = states.carried(layer, step.slots, step.places)
+            state = states.carried(layer, step.slots, step.indices)
             # the newest row reuses the index of the row that left the window
             state.lse[:outputs].masked_fill_(~again[:, None], -torch.inf)
             state.out[:outputs].masked_fill_(~again[:, None, None], 0.0)
             return state
 
         def keep(state: AttnState) -> None:
-            states.keep(layer, step.slots, step.places, state.out, state.lse)
+            states.keep(layer, step.slots, step.indices, state.out, state.lse)
 
-        return Choice(read, counts, carried, keep, told_all=self.local == "stale")
+        return Choice(read, counts, carried, keep, include_rest=self.local == "stale")
 
     def _step(self, candidates: Candidates) -> _Step:
         """The tensors that a step's layers share."""
@@ -177,10 +177,10 @@ def _with_taken_over(
     taken_over: Int[Tensor, "outputs new"],
 ) -> tuple[Tensor, Tensor]:
     """The choice and the taken-over pages, each page once."""
-    more = taken_over[:, None].expand(-1, ordinals.shape[1], -1)
-    there = ((ordinals[..., None] == more[:, :, None]) & valid[..., None]).any(2)
-    joined = torch.cat([ordinals, more.clamp_min(0)], -1)
-    return joined, torch.cat([valid, (more >= 0) & ~there], -1)
+    pages = taken_over[:, None].expand(-1, ordinals.shape[1], -1)
+    present = ((ordinals[..., None] == pages[:, :, None]) & valid[..., None]).any(2)
+    joined = torch.cat([ordinals, pages.clamp_min(0)], -1)
+    return joined, torch.cat([valid, (pages >= 0) & ~present], -1)
 
 
 def _with_read_before(
@@ -202,13 +202,13 @@ def _mask(
 ) -> Bool[Tensor, "outputs kv_heads pages"]:
     """Mask of the registers' pages that are valid ordinals."""
     pages = registers.shape[-1]
-    places = torch.zeros(*registers.shape[:-1], pages + 1, dtype=torch.bool, device=valid.device)
+    columns = torch.zeros(*registers.shape[:-1], pages + 1, dtype=torch.bool, device=valid.device)
     # invalid ordinals mark an extra column
-    places.scatter_(-1, ordinals.masked_fill(~valid, pages), True)
-    return places[..., :pages]
+    columns.scatter_(-1, ordinals.masked_fill(~valid, pages), True)
+    return columns[..., :pages]
 
 
-def _rising(
+def _ascending(
     ordinals: Int[Tensor, "rows kv_heads chosen"],
     new: Bool[Tensor, "rows kv_heads chosen"],
     past: int,

@@ -84,4 +84,4 @@ class Revision(Feature):
 
 def revision_of(sequence: FeatureSequence) -> Revision | None:
     """The revision of ``sequence``, None if it has none."""
-    return next((one for one in sequence.features if isinstance(one, Revision)), None)
+    return next((feature for feature in sequence.features if isinstance(feature, Revision)), None)

@@ -76,9 +76,9 @@ class PageRevision(Revision):
         if self._slot is None:
             self._slot = self.policy.states.take()
         window, position = self.window, newest.position - age
-        place = position % self.policy.states.window
+        index = position % self.policy.states.window
         newly_sealed = window.newly_sealed if age == 0 else 0
-        state = RevisedRow(self._slot, place, age, newly_sealed)
+        state = RevisedRow(self._slot, index, age, newly_sealed)
         tail = self.tail(newest.tail, age)
         # the cached state of a stale row covers its open pages
         rest = age == 0 or self.revise.local == "exact"

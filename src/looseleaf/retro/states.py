@@ -73,21 +73,21 @@ class RevisionStates:
             self.registers = _grown(self.registers, 3, max(num_pages, 2 * pages, 64) - pages)
 
     def carried(
-        self, layer: int, slots: Int[Tensor, " rows"], places: Int[Tensor, " rows"]
+        self, layer: int, slots: Int[Tensor, " rows"], indices: Int[Tensor, " rows"]
     ) -> AttnState:
         """The cached states of rows, ``[rows, qo_heads, …]``."""
-        return AttnState(self.out[layer, slots, places], self.lse[layer, slots, places])
+        return AttnState(self.out[layer, slots, indices], self.lse[layer, slots, indices])
 
     def keep(
         self,
         layer: int,
         slots: Int[Tensor, " rows"],
-        places: Int[Tensor, " rows"],
+        indices: Int[Tensor, " rows"],
         out: Float[Tensor, "rows qo_heads head_dim"],
         lse: Float[Tensor, "rows qo_heads"],
     ) -> None:
         """Store the states of rows for the next step."""
-        self.out[layer, slots, places], self.lse[layer, slots, places] = out.float(), lse.float()
+        self.out[layer, slots, indices], self.lse[layer, slots, indices] = out.float(), lse.float()
 
 
 def _grown(tensor: Tensor, dim: int, more: int) -> Tensor:

@@ -96,8 +96,8 @@ def _within(
     order: Int[Tensor, "rows kv_heads count"],
 ) -> Bool[Tensor, "rows kv_heads count"]:
     """Mask of the best pages that together hold ``mass``, and of the mandatory ones."""
-    held = shares.gather(-1, order)
-    before = held.cumsum(-1) - held
+    ranked_shares = shares.gather(-1, order)
+    before = ranked_shares.cumsum(-1) - ranked_shares
     return (before < mass) | (ranked == torch.inf)
 
 

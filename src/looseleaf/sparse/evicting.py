@@ -69,11 +69,11 @@ class TextPages:
         """Move the kept keys and values of every KV head to the start."""
         size, head_dim = self.pool.page_size, self.pool.kv.shape[-1]
         index = kept[..., None].expand(-1, -1, head_dim)
-        place = torch.arange(kept.shape[1], device=kept.device)
-        page = self._page_index()[place // size]
+        slot = torch.arange(kept.shape[1], device=kept.device)
+        page = self._page_index()[slot // size]
         for stored in self.pool.layer(layer):
-            some = self._read(stored).gather(1, index)
-            stored[page, :, place % size] = some.transpose(0, 1)
+            moved = self._read(stored).gather(1, index)
+            stored[page, :, slot % size] = moved.transpose(0, 1)
 
     def _read(self, stored: Tensor) -> Tensor:
         whole = stored[self._page_index()].transpose(0, 1).flatten(1, 2)
@@ -92,8 +92,8 @@ class Eviction:
     rules: Sequence[ScoreRule]
     num_evicted: int = 0
     _scores: dict[int, Tensor] = field(default_factory=dict)
-    _asked: dict[int, Tensor] = field(default_factory=dict)
-    _wanted: dict[int, Tensor] = field(default_factory=dict)
+    _queries: dict[int, Tensor] = field(default_factory=dict)
+    _pending: dict[int, Tensor] = field(default_factory=dict)
     _prompt_done: bool = False
 
     def see(
@@ -102,33 +102,33 @@ class Eviction:
         """Observe the unrotated queries ``q`` of consecutive rows of the text."""
         count = self.evictor.rows(len(q), ends_prompt or self.evictor.only_prompt)
         if count and not self._prompt_done:
-            self._asked[layer] = q[len(q) - count :].clone()
+            self._queries[layer] = q[len(q) - count :].clone()
 
     def book(self, text: TextPages, position: int, ends_prompt: bool) -> None:
         """Update the scores after a step, whose newest row is at ``position``.
 
         Where only the prompt's end counts, its queries accumulate over chunks."""
-        for layer, q in self._asked.items():
-            held = self._wanted.get(layer)
-            both = q if held is None else torch.cat([held, q])
-            self._wanted[layer] = both[-self.evictor.rows(len(both), True) :]
-        self._asked = {}
+        for layer, q in self._queries.items():
+            earlier = self._pending.get(layer)
+            both = q if earlier is None else torch.cat([earlier, q])
+            self._pending[layer] = both[-self.evictor.rows(len(both), True) :]
+        self._queries = {}
         if self.evictor.only_prompt and not ends_prompt:
             return
         self._prompt_done = self.evictor.only_prompt
-        for layer, q in self._wanted.items():
+        for layer, q in self._pending.items():
             keys = text.keys(layer).float()
             before = self._scores.get(layer)
             fresh = keys.new_zeros(keys.shape[:2])
             if before is not None:
                 fresh[:, : before.shape[1]] = before
             for start in range(0, len(q), _TILE_ROWS):
-                some = q[start : start + _TILE_ROWS]
-                ahead = len(q) - 1 - start - torch.arange(len(some), device=q.device)
-                weights = self._weights(layer, some, keys, position - ahead, ahead)
+                tile = q[start : start + _TILE_ROWS]
+                ahead = len(q) - 1 - start - torch.arange(len(tile), device=q.device)
+                weights = self._weights(layer, tile, keys, position - ahead, ahead)
                 fresh = self.evictor.scores(fresh, weights)
             self._scores[layer] = fresh
-        self._wanted = {}
+        self._pending = {}
 
     def due(self, num_keys: int, page_size: int, ends_prompt: bool) -> bool:
         """Whether to evict now: the keys exceed the capacity, and eviction frees a page."""
@@ -142,14 +142,14 @@ class Eviction:
             kept = self.evictor.keep(scores)
             text.compact(layer, kept)
             self._scores[layer] = scores.gather(1, kept)
-        left = self.evictor.capacity
-        self.num_evicted += text.num_keys - left
-        return left
+        num_kept = self.evictor.capacity
+        self.num_evicted += text.num_keys - num_kept
+        return num_kept
 
     def reset(self) -> None:
         """Restart the output, with all of its keys."""
         self.num_evicted = 0
-        self._scores, self._asked, self._wanted = {}, {}, {}
+        self._scores, self._queries, self._pending = {}, {}, {}
         self._prompt_done = False
 
     def _weights(
@@ -162,8 +162,8 @@ class Eviction:
     ) -> Float[Tensor, "rows kv_heads group keys"]:
         """The softmax of rows that see all keys except the ``ahead`` last ones."""
         rule = self.rules[layer]
-        turned = rotate(q.float(), positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
-        scores = torch.einsum("rhgd,hnd->rhgn", turned, keys) * rule.softmax_scale
+        rotated = rotate(q.float(), positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
+        scores = torch.einsum("rhgd,hnd->rhgn", rotated, keys) * rule.softmax_scale
         if rule.soft_cap:
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
         last = keys.shape[1] - ahead

@@ -33,11 +33,11 @@ class Partial:
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """The largest partial product of any key of the page, scaled."""
         pool, table, heads = candidates.pool, candidates.table, candidates.num_kv_heads
-        turned = candidates.turned(layer, q)
-        turned = turned.unflatten(1, (heads, -1))  # [spans, kv_heads, group, dims]
-        num_dims = self._num_dims(turned.shape[-1])
-        dims = turned.abs().sum(2).topk(num_dims, -1).indices  # [spans, kv_heads, few]
-        few = turned.gather(3, dims[:, :, None].expand(-1, -1, turned.shape[2], -1))
+        rotated = candidates.rotated(layer, q)
+        rotated = rotated.unflatten(1, (heads, -1))  # [spans, kv_heads, group, dims]
+        num_dims = self._num_dims(rotated.shape[-1])
+        dims = rotated.abs().sum(2).topk(num_dims, -1).indices  # [spans, kv_heads, few]
+        few = rotated.gather(3, dims[:, :, None].expand(-1, -1, rotated.shape[2], -1))
         k_pages, _ = pool.layer(layer)
         head = torch.arange(heads, device=q.device)[:, None, None, None]
         slot = torch.arange(pool.page_size, device=q.device)[:, None]

@@ -61,4 +61,4 @@ class Representatives:
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """The mean of the representatives' scores."""
-        return vector_scores(layer, candidates.turned(layer, q), candidates)
+        return vector_scores(layer, candidates.rotated(layer, q), candidates)

@@ -37,10 +37,10 @@ class Schedule:
         choosing = [layer for layer in range(num_layers) if layer not in self.dense_layers]
         counts = [0] * num_layers
         if self.budgets == "flat":
-            given = [min(count, most)] * len(choosing)
+            parts = [min(count, most)] * len(choosing)
         else:
-            given = _apportioned(count * len(choosing), self._weights(choosing), most).tolist()
-        for layer, own in zip(choosing, given, strict=True):
+            parts = _apportioned(count * len(choosing), self._weights(choosing), most).tolist()
+        for layer, own in zip(choosing, parts, strict=True):
             counts[layer] = own
         return counts
 
@@ -55,15 +55,15 @@ def _apportioned(total: int, weights: npt.NDArray[np.float64], most: int) -> npt
     (Webster's method, under which a larger total reduces no part)."""
     total = min(total, most * len(weights))
 
-    def given(scale: float) -> npt.NDArray[np.int64]:
+    def rounded(scale: float) -> npt.NDArray[np.int64]:
         return np.minimum(np.floor(scale * weights + 0.5), most).astype(np.int64)
 
     low, high = 0.0, (most + 1) / weights.min()
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if given(middle).sum() <= total else (low, middle)
-    counts = given(low)
+        low, high = (middle, high) if rounded(middle).sum() <= total else (low, middle)
+    counts = rounded(low)
     # units due at the same scale go to earlier layers first
-    due = np.flatnonzero(given(high) > counts)[: total - counts.sum()]
+    due = np.flatnonzero(rounded(high) > counts)[: total - counts.sum()]
     counts[due] += 1
     return counts

@@ -32,8 +32,8 @@ class Quest:
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """``max(q, 0) . largest + min(q, 0) . least``, scaled; no key of the page scores more."""
-        turned = candidates.turned(layer, q)
-        queries = torch.cat([turned.clamp_min(0), turned.clamp_max(0)], -1)
+        rotated = candidates.rotated(layer, q)
+        queries = torch.cat([rotated.clamp_min(0), rotated.clamp_max(0)], -1)
         return vector_scores(layer, queries, candidates)
 
 
@@ -52,6 +52,8 @@ def vector_scores(
         # [rows, kv_heads, group, width] x [rows, kv_heads, width, most]
         products: Tensor = grouped @ vectors.permute(0, 2, 3, 1)
         return products.mul_(scale)
-    each = grouped[table.spans].transpose(1, 2)  # [rows, kv_heads, most, group, width]
-    wanted: Tensor = each @ vectors.transpose(1, 2)[..., None]  # [rows, kv_heads, most, group, 1]
-    return wanted[..., 0].transpose(2, 3) * scale
+    by_page = grouped[table.spans].transpose(1, 2)  # [rows, kv_heads, most, group, width]
+    products: Tensor = (
+        by_page @ vectors.transpose(1, 2)[..., None]
+    )  # [rows, kv_heads, most, group, 1]
+    return products[..., 0].transpose(2, 3) * scale

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from looseleaf.attention.plan.lists import IntArray, places, views
+from looseleaf.attention.plan.lists import IntArray, array_starts, views
 from looseleaf.ops.fetch_numbers import BLOCK, fetch_numbers, fetch_turn, num_blocks
 
 
@@ -17,7 +17,7 @@ class PinnedBuffer:
     replay, which fetches once, by `sent`, and a fetch outside of a replay by `unsent`."""
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device, *, sides: int = 1) -> None:
-        self._starts, length = places(sizes)
+        self._starts, length = array_starts(sizes)
         # a side begins with the count of numbers to fetch in each block
         self._blocks = num_blocks(length) if sides > 1 else 0
         on_gpu = device.type == "cuda"

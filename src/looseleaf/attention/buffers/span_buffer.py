@@ -88,13 +88,13 @@ class SpanBuffer:
 
     def __post_init__(self) -> None:
         self._buffer = PinnedBuffer(self.capacity.sizes(), self.device)
-        told, room = self._buffer.tensors, self.capacity
+        tensors, capacity = self._buffer.tensors, self.capacity
         self.spans = SpanList(
-            **told,
-            parts=room.parts,
+            **tensors,
+            parts=capacity.parts,
             complete=False,
-            num_states=room.states,
-            groups=room.groups,
+            num_states=capacity.states,
+            groups=capacity.groups,
         )
 
     def load(self, spans: HostSpans) -> None:

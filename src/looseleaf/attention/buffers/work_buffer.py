@@ -66,13 +66,15 @@ class WorkBuffer:
     def __post_init__(self) -> None:
         sizes = self.capacity.sizes(len(self.tiles))
         self._buffer = PinnedBuffer({**sizes, **self.more}, self.device, sides=2)
-        told = self._buffer.tensors
-        self.work = work_list({name: told[name] for name in sizes}, self.tiles)
-        self.numbers = {name: told[name] for name in self.more}
+        tensors = self._buffer.tensors
+        self.work = work_list({name: tensors[name] for name in sizes}, self.tiles)
+        self.numbers = {name: tensors[name] for name in self.more}
 
     def load(self, work: HostWork, more: Mapping[str, IntArray] | None = None) -> None:
         """Write ``work``, which the capacity holds and whose tiles are the buffer's."""
-        assert self.capacity.holds(work) and work.tiles == self.tiles, "the list exceeds the buffer's capacity"
+        assert self.capacity.holds(work) and work.tiles == self.tiles, (
+            "the list exceeds the buffer's capacity"
+        )
         # padding rows have no states
         states, own = work.arrays["row_state_indptr"], work.arrays["row_own"]
         padding = np.ones(self.capacity.rows - work.num_rows, np.int32)

@@ -142,17 +142,17 @@ class HostedAttention:
         Returns one fp32 state a row, ``(0, -inf)`` for a row without reads."""
         flat = [(row, read) for row, several in enumerate(reads) for read in several]
         rows = torch.tensor([row for row, _ in flat])
-        places = torch.tensor([positions[row] - read.offset for row, read in flat])
-        turned = rotate(q[rows].float(), places, self.rotations[layer])
+        positions_in_frame = torch.tensor([positions[row] - read.offset for row, read in flat])
+        rotated = rotate(q[rows].float(), positions_in_frame, self.rotations[layer])
         states = [
-            self._always(layer, turned[n : n + 1], read, rule) for n, (_, read) in enumerate(flat)
+            self._always(layer, rotated[n : n + 1], read, rule) for n, (_, read) in enumerate(flat)
         ]
-        found = self._found(layer, turned, [read for _, read in flat], rule)
+        searched = self._searched(layer, rotated, [read for _, read in flat], rule)
         total = AttnState(torch.zeros(q.shape), torch.full(q.shape[:2], -torch.inf))
         for number, (row, _) in enumerate(flat):
             parts = [AttnState(total.out[row : row + 1], total.lse[row : row + 1]), states[number]]
-            if number in found:
-                parts.append(found[number])
+            if number in searched:
+                parts.append(searched[number])
             joint = merge_all(parts)
             total.out[row], total.lse[row] = joint.out[0], joint.lse[0]
         return total
@@ -171,7 +171,7 @@ class HostedAttention:
         self._count(q.shape[1], kv.shape[2], ends.shape[2], 0)
         return attend_segment(q, ends, rule)
 
-    def _found(
+    def _searched(
         self, layer: int, q: Tensor, reads: Sequence[HostedRead], rule: ScoreRule
     ) -> dict[int, AttnState]:
         """The states over the indexes' keys, for each read that searches."""
@@ -181,25 +181,25 @@ class HostedAttention:
             if index is not None and len(index.indexed):
                 # a call searches keys of one dtype
                 alike.setdefault(index.config.keys, []).append(number)
-        found: dict[int, AttnState] = {}
-        for asking in alike.values():
-            found |= self._search(layer, q, reads, asking, rule)
-        return found
+        states: dict[int, AttnState] = {}
+        for numbers in alike.values():
+            states |= self._search(layer, q, reads, numbers, rule)
+        return states
 
     def _search(
         self,
         layer: int,
         q: Tensor,
         reads: Sequence[HostedRead],
-        asking: Sequence[int],
+        numbers: Sequence[int],
         rule: ScoreRule,
     ) -> dict[int, AttnState]:
-        """The states over the indexes' keys for the reads ``asking``, with keys of one dtype."""
+        """The states over the indexes' keys for the reads ``numbers``, with keys of one dtype."""
         indexes: list[KVIndex] = []
         values: list[KeyVectors] = []
         counts: list[int] = []
         efforts: list[int] = []
-        for read in (reads[number] for number in asking):
+        for read in (reads[number] for number in numbers):
             index = read.index_at(layer)
             assert index is not None
             for head in range(q.shape[1]):
@@ -210,7 +210,7 @@ class HostedAttention:
                 more = max(1.0, counts[-1] / index.config.top)
                 efforts.append(round(indexes[-1].effort * more))
         heads = q.shape[1]
-        queries = q[list(asking)].reshape(-1, q.shape[2])
+        queries = q[list(numbers)].reshape(-1, q.shape[2])
         hits, state = search_each(
             indexes,
             queries,
@@ -224,14 +224,14 @@ class HostedAttention:
         self._count(0, 0, int((hits.ids >= 0).sum()), int(hits.scanned.sum()))
         self._measure(indexes, queries, counts, hits.scores)
         for n, unit in enumerate(indexes):
-            left_out = counts[n] < len(unit)
-            if isinstance(unit, IvfIndex) and unit.estimate is not None and left_out:
+            partial = counts[n] < len(unit)
+            if isinstance(unit, IvfIndex) and unit.estimate is not None and partial:
                 found = hits.ids[n], hits.scores[n]
-                whole = attend_estimated(unit, queries[n], found, values[n], rule.softmax_scale)
-                state.out[n, 0], state.lse[n, 0] = whole
+                estimate = attend_estimated(unit, queries[n], found, values[n], rule.softmax_scale)
+                state.out[n, 0], state.lse[n, 0] = estimate
         out, lse = state.out.view(-1, heads, q.shape[2]), state.lse.view(-1, heads)
         return {
-            number: AttnState(out[n : n + 1], lse[n : n + 1]) for n, number in enumerate(asking)
+            number: AttnState(out[n : n + 1], lse[n : n + 1]) for n, number in enumerate(numbers)
         }
 
     def _count(self, heads: int, keys: int, read: int, scanned: int) -> None:
@@ -258,9 +258,9 @@ class HostedAttention:
                 continue
             exact = (index.keys.source.gather(slice(0, None)) @ queries[n]).topk(counts[n]).values
             slack = 1e-4 * exact[-1].abs() + 1e-6
-            found = int((scores[n] >= exact[-1] - slack).sum())
+            returned = int((scores[n] >= exact[-1] - slack).sum())
             self.counters.sampled += 1
-            self.counters.recall_sum += min(found, counts[n]) / counts[n]
+            self.counters.recall_sum += min(returned, counts[n]) / counts[n]
 
 
 def read_chunk(
@@ -276,8 +276,8 @@ def read_chunk(
     On a GPU keys and values are copied tile by tile, each read once and released."""
     states = []
     for read in reads:
-        turned = rotate(q.float(), positions - read.offset, rotation)
-        states.append(attend_segment(turned, read.segment.kv[layer], rule, of_prompt=True))
+        rotated = rotate(q.float(), positions - read.offset, rotation)
+        states.append(attend_segment(rotated, read.segment.kv[layer], rule, of_prompt=True))
     return merge_all(states)
 
 

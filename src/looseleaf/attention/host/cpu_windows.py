@@ -100,9 +100,9 @@ class WindowedRows:
         assert self._pending is not None, "join needs a begun read"
         self._pending.result()
         self._pending = None
-        place = row_state_indptr[self.rows + 1].long() - 1
+        last_state = row_state_indptr[self.rows + 1].long() - 1
         read, count = self.work.parts(), len(self.rows)
-        states.out[place] = read.out[:count]
-        states.lse[place] = read.lse[:count]
+        states.out[last_state] = read.out[:count]
+        states.lse[last_state] = read.lse[:count]
         if layer == len(self.windows.rules) - 1:
             self.work.collect(self.windows.hosted.counters)

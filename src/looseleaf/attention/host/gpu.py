@@ -194,4 +194,6 @@ def _ring(stream: torch.cuda.Stream, bell: StreamSignal, layer: ctypes.Structure
         or driver.cuStreamWriteValue32_v2(on, done, ctypes.c_uint32(0), plain)
     )
     if failed:
-        raise EngineFault(f"the CUDA driver cannot write to host memory from a stream (error {failed})")
+        raise EngineFault(
+            f"the CUDA driver cannot write to host memory from a stream (error {failed})"
+        )

@@ -69,11 +69,11 @@ class HostedWindow:
                 np.full((layers, heads), -1, dtype=np.int64),
             )
         out, lse, booked = self._kept[unit]
-        made = np.zeros((), dtype=WINDOW)
-        made["count"], made["size"], made["rows"] = len(rows), self.size, rows.ctypes.data
-        made["out"], made["lse"] = out[layer].ctypes.data, lse[layer].ctypes.data
-        made["booked"], made["tallies"] = booked[layer].ctypes.data, self.tallies.ctypes.data
-        return made
+        record = np.zeros((), dtype=WINDOW)
+        record["count"], record["size"], record["rows"] = len(rows), self.size, rows.ctypes.data
+        record["out"], record["lse"] = out[layer].ctypes.data, lse[layer].ctypes.data
+        record["booked"], record["tallies"] = booked[layer].ctypes.data, self.tallies.ctypes.data
+        return record
 
     def found(self, number: int, layer: int, want: int, num_keys: int) -> int:
         """Address of the `FOUND` of a layer, for the read ``number`` of every row, with ``want``
@@ -85,10 +85,10 @@ class HostedWindow:
             ids = np.zeros((layers, heads, room), dtype=np.int32)
             steps, counts = np.zeros_like(ids), np.zeros((layers, heads), dtype=np.int64)
             records = np.zeros(layers, dtype=FOUND)
-            for at in range(layers):
-                records[at]["ids"] = ids[at].ctypes.data
-                records[at]["steps"] = steps[at].ctypes.data
-                records[at]["counts"], records[at]["room"] = counts[at].ctypes.data, room
+            for index in range(layers):
+                records[index]["ids"] = ids[index].ctypes.data
+                records[index]["steps"] = steps[index].ctypes.data
+                records[index]["counts"], records[index]["room"] = counts[index].ctypes.data, room
             self._found[number] = _Found(ids, steps, counts, records)
         return int(self._found[number].records[layer : layer + 1].ctypes.data)
 

@@ -27,18 +27,18 @@ class PlaceTables:
 
     def __init__(self, num_qo_heads: int) -> None:
         self._num_qo_heads = num_qo_heads
-        self._made: WeakKeyDictionary[HostedSegment, dict[tuple[int, bool], HeadTable]]
-        self._made = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[HostedSegment, dict[tuple[int, bool], HeadTable]]
+        self._tables = WeakKeyDictionary()
 
     def at(self, read: HostedRead, layer: int) -> tuple[HeadTable, bool]:
         """The table for ``read`` in ``layer``, and whether it searches an index."""
         index = read.index_at(layer)
         searches = index is not None and len(index.indexed) > 0
-        made = self._made.setdefault(read.segment, {})
-        if (layer, searches) not in made:
-            make = self._searched if searches else self._whole
-            made[layer, searches] = make(read.segment, layer)
-        return made[layer, searches], searches
+        tables = self._tables.setdefault(read.segment, {})
+        if (layer, searches) not in tables:
+            build = self._searched if searches else self._whole
+            tables[layer, searches] = build(read.segment, layer)
+        return tables[layer, searches], searches
 
     def _whole(self, segment: HostedSegment, layer: int) -> HeadTable:
         kv = segment.kv[layer]
@@ -123,7 +123,7 @@ class HostedWork:
         ``sampled`` is a layer and a unit whose recall is measured. In ``windows`` past rows read
         the keys of their newest row."""
         members = _members(windows)
-        past = {int(row) for some in members.values() for row in some.rows[1:]}
+        past = {int(row) for member in members.values() for row in member.rows[1:]}
         flat = [
             (row, read) for row, several in enumerate(reads) if row not in past for read in several
         ]
@@ -136,12 +136,14 @@ class HostedWork:
             self._tasks, self._kept, self._members = [], [], members
             for layer in range(len(self._rules)):
                 self._set_layer(layer)
-        places = np.array([positions[row] - read.offset for row, read in flat], dtype=np.int64)
-        at = np.array([positions[row] for row, _ in flat], dtype=np.int64)
+        frame_positions = np.array(
+            [positions[row] - read.offset for row, read in flat], dtype=np.int64
+        )
+        row_positions = np.array([positions[row] for row, _ in flat], dtype=np.int64)
         for task, own, numbers, table in self._tasks:
-            own["position"] = places[numbers]
+            own["place"] = frame_positions[numbers]
             if table is not None:
-                table["position"] = at[numbers][_starts(own["row"])[:-1]]
+                table["position"] = row_positions[numbers][_starts(own["row"])[:-1]]
             task.sampled = -1
         if sampled is not None and self._tasks:
             task = self._tasks[sampled[0] % len(self._tasks)].task
@@ -167,14 +169,14 @@ class HostedWork:
         """Add the layers' counts since the last call to ``counters``."""
         heads = self.q.shape[1]
         for task, own, _, _ in self._tasks:
-            before, read, scanned, wanted, found = task.counts
+            before, read, scanned, exact, returned = task.counts
             counters.reads += heads * len(own) if before else 0
             counters.keys += before
             counters.keys_read += read
             counters.keys_scanned += scanned
-            if wanted:
+            if exact:
                 counters.sampled += 1
-                counters.recall_sum += found / wanted
+                counters.recall_sum += returned / exact
             task.counts = (ctypes.c_int64 * 5)()
 
     def _set_layer(self, layer: int) -> None:
@@ -207,19 +209,19 @@ class HostedWork:
         """The windows of the rows of ``own``; writes the address of its results to each read."""
         if own["row"][0] not in self._members:
             return None
-        made = np.zeros(len(starts) - 1, dtype=WINDOW)
+        records = np.zeros(len(starts) - 1, dtype=WINDOW)
         for n, first in enumerate(starts[:-1]):
             window, rows = self._members[int(own["row"][first])]
-            made[n] = window.record(layer, unit, rows)
+            records[n] = window.record(layer, unit, rows)
         for n, number in enumerate(numbers):
             row, read = self._rows[number], self._loaded[number]
             # the window identifies a read by its rank among the row's reads
-            place = self._rows[:number].count(row)
+            rank = self._rows[:number].count(row)
             index = read.index_at(layer)
             if index is not None:
                 window = self._members[row].window
-                own["found"][n] = window.found(place, layer, read.most, len(index.indexed))
-        return made
+                own["found"][n] = window.found(rank, layer, read.most, len(index.indexed))
+        return records
 
     def _task(
         self, layer: int, reads: np.ndarray, starts: np.ndarray, windows: np.ndarray | None
@@ -254,21 +256,21 @@ class HostedWork:
 def _members(windows: Sequence[WindowRow | None]) -> dict[int, _Members]:
     """The windows of a step by their newest row."""
     rows: dict[HostedWindow, dict[int, int]] = {}
-    for number, at in enumerate(windows):
-        if at is not None:
-            rows.setdefault(at.window, {})[at.age] = number
-    found = {}
+    for number, window_row in enumerate(windows):
+        if window_row is not None:
+            rows.setdefault(window_row.window, {})[window_row.age] = number
+    members = {}
     for window, by_age in rows.items():
         in_order = np.array([by_age[age] for age in range(len(by_age))], dtype=np.int64)
-        found[by_age[0]] = _Members(window, in_order)
-    return found
+        members[by_age[0]] = _Members(window, in_order)
+    return members
 
 
-def _same(one: dict[int, _Members], other: dict[int, _Members]) -> bool:
+def _same(first: dict[int, _Members], second: dict[int, _Members]) -> bool:
     """Whether both have the same windows with the same rows."""
-    return one.keys() == other.keys() and all(
-        mine.window is other[row].window and np.array_equal(mine.rows, other[row].rows)
-        for row, mine in one.items()
+    return first.keys() == second.keys() and all(
+        members.window is second[row].window and np.array_equal(members.rows, second[row].rows)
+        for row, members in first.items()
     )
 
 

@@ -70,23 +70,23 @@ OnLaunch = Callable[[int, int], None]
 
 
 @dataclass
-class _Told:
+class _ReportingProbe:
     """A probe that reports every timed launch of ``total``."""
 
     probe: Probe
     total: int
     on_launch: OnLaunch
-    done: int = 0
+    timed: int = 0
 
     def attend(self, tile: Tile, rows: int, items: int, keys: int, readers: int) -> float:
-        return self._told(self.probe.attend(tile, rows, items, keys, readers))
+        return self._report(self.probe.attend(tile, rows, items, keys, readers))
 
     def merge(self, rows: int, states: int) -> float:
-        return self._told(self.probe.merge(rows, states))
+        return self._report(self.probe.merge(rows, states))
 
-    def _told(self, time: float) -> float:
-        self.done += 1
-        self.on_launch(self.done, self.total)
+    def _report(self, time: float) -> float:
+        self.timed += 1
+        self.on_launch(self.timed, self.total)
         return time
 
 
@@ -124,16 +124,18 @@ def measure_costs(
     Raises CalibrationFailed for times that fit no cost model.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
-    others = {cost.tile: alternatives(cost.tile) for cost in (built_in.narrow, built_in.wide)}
-    tiles = sum(1 + len(others[cost.tile]) for cost in (built_in.narrow, built_in.wide))
+    other_tiles_of = {
+        cost.tile: alternatives(cost.tile) for cost in (built_in.narrow, built_in.wide)
+    }
+    tiles = sum(1 + len(other_tiles_of[cost.tile]) for cost in (built_in.narrow, built_in.wide))
     # five for each tile, one launch, two merges
-    probe = _Told(probe, 5 * tiles + 3, on_launch)
+    probe = _ReportingProbe(probe, 5 * tiles + 3, on_launch)
 
     def fastest(usual: TileCost, rows: int, readers: int) -> TileCost:
         costs = [_tile_cost(probe, usual, rows, readers, shape.num_kv_heads)]
-        processors = usual.programs // usual.tile.programs_per_sm
-        for tile in others[usual.tile]:
-            guess = replace(usual, tile=tile, programs=tile.programs_per_sm * processors)
+        processors = usual.programs // usual.tile.programs_per_processor
+        for tile in other_tiles_of[usual.tile]:
+            guess = replace(usual, tile=tile, programs=tile.programs_per_processor * processors)
             costs.append(_tile_cost(probe, guess, rows, readers, shape.num_kv_heads))
         return min(costs, key=lambda cost: (cost.start + LONG * cost.per_key) / cost.programs)
 
@@ -144,16 +146,16 @@ def measure_costs(
     launch = alone - narrow.start - SHORT * narrow.per_key_alone
     merging = probe.merge(MERGED_ROWS, MANY_STATES) - probe.merge(MERGED_ROWS, FEW_STATES)
     states = MERGED_ROWS * shape.num_kv_heads * (MANY_STATES - FEW_STATES)
-    found = replace(
+    model = replace(
         built_in,
         narrow=narrow,
         wide=wide,
         launch=max(launch, 0.0),
         per_state=max(merging / states, 0.0),
     )
-    if not found.launch < _PLAUSIBLE * built_in.launch:
-        raise CalibrationFailed(f"a launch of {found.launch:.3g} us is not plausible")
-    return found
+    if not model.launch < _PLAUSIBLE * built_in.launch:
+        raise CalibrationFailed(f"a launch of {model.launch:.3g} us is not plausible")
+    return model
 
 
 def _tile_cost(
@@ -198,11 +200,11 @@ def costs_of(
         return _built_in(built_in, f"kernels are not compiled for {device.type}")
     name = torch.cuda.get_device_name(device)
     path = (folder or cache_folder().parent / "costs") / f"{_identity(name, shape, built_in)}.json"
-    if (known := _read(path)) is not None:
-        return MeasuredCosts(known, "cached")
+    if (cached := _read(path)) is not None:
+        return MeasuredCosts(cached, "cached")
     _log.info("measuring the costs of attention on %s; later starts read them from %s", name, path)
     try:
-        found = measure_costs(
+        model = measure_costs(
             make_probe(device, shape),
             built_in,
             shape,
@@ -211,8 +213,8 @@ def costs_of(
         )
     except (CalibrationFailed, torch.cuda.OutOfMemoryError) as error:
         return _built_in(built_in, str(error))
-    _write(path, found)
-    return MeasuredCosts(found, "measured")
+    _write(path, model)
+    return MeasuredCosts(model, "measured")
 
 
 def _built_in(model: CostModel, reason: str) -> MeasuredCosts:
@@ -239,13 +241,13 @@ def _kernel_sources() -> str:
 def _read(path: Path) -> CostModel | None:
     """The cached costs at ``path``; None if absent or unreadable."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
         tiles = {
-            name: TileCost(**(kept[name] | {"tile": Tile(**kept[name]["tile"])}))
+            name: TileCost(**(fields[name] | {"tile": Tile(**fields[name]["tile"])}))
             for name in ("narrow", "wide")
         }
-        gather = GatherCost(**kept["gather"]) if kept["gather"] else None
-        return CostModel(**(kept | tiles | {"gather": gather}))
+        gather = GatherCost(**fields["gather"]) if fields["gather"] else None
+        return CostModel(**(fields | tiles | {"gather": gather}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -59,16 +59,16 @@ def flat_chunks(
             numbers = np.array([[0], [span.offset], [0], [-1]], dtype=np.int32)
             entries.append(np.repeat(numbers, len(rows), axis=1))
             entries[-1][0], entries[-1][2] = rows, bounds
-    none = np.zeros(len(pages), dtype=np.int32)
+    zeros = np.zeros(len(pages), dtype=np.int32)
     return FlatItems(
         np.concatenate(pages),
         indptr_of([len(p) for p in pages]),
-        none,
-        none,
+        zeros,
+        zeros,
         np.concatenate(entries, axis=1),
         indptr_of([e.shape[1] for e in entries]),
-        none[:0],
-        none,
+        zeros[:0],
+        zeros,
     )
 
 
@@ -145,9 +145,13 @@ def make_span_list(
 
 
 def sent_spans(spans: HostSpans, device: torch.device) -> SpanList:
-    told = send(spans.arrays, device)
+    tensors = send(spans.arrays, device)
     return SpanList(
-        **told, parts=spans.parts, complete=True, num_states=spans.num_states, groups=spans.groups
+        **tensors,
+        parts=spans.parts,
+        complete=True,
+        num_states=spans.num_states,
+        groups=spans.groups,
     )
 
 
@@ -158,5 +162,5 @@ def _patches(chunk: PrefillChunk) -> list[IntArray]:
 
 def _patch_bounds(chunk: PrefillChunk) -> IntArray:
     """For each row, the number of patch slots at its position or before."""
-    places = np.concatenate([int32([]), *_patches(chunk)])
-    return int32(np.searchsorted(places, int32(chunk.positions), "right"))
+    positions = np.concatenate([int32([]), *_patches(chunk)])
+    return int32(np.searchsorted(positions, int32(chunk.positions), "right"))

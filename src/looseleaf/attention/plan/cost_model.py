@@ -101,8 +101,8 @@ class CostModel:
         border, share = cost.border, cost.paged
         if read.masked:
             border, share = cost.masked_border, cost.masked
-        won = rounds * (share * read.unit_keys * self.wide.per_key + border * read.unit_borders)
-        return won > cost.launch + cost.listing + cost.per_key * read.keys * num_kv_heads
+        gain = rounds * (share * read.unit_keys * self.wide.per_key + border * read.unit_borders)
+        return gain > cost.launch + cost.listing + cost.per_key * read.keys * num_kv_heads
 
     def groups_for(self, read: ReadBySpans) -> int:
         """Consumer warpgroups of the programs for this read: two share key tiles, one halves the
@@ -126,7 +126,7 @@ class CostModel:
         # each row's state of the shared keys costs a merge
         return together + num_rows * self.per_state < alone
 
-    def reading(
+    def tile_read(
         self,
         cost: TileCost,
         item_keys: Counts,
@@ -134,24 +134,24 @@ class CostModel:
         num_kv_heads: int,
         *,
         merged: bool = True,
-    ) -> "Reading":
+    ) -> "TileRead":
         """Time estimates for items of these keys and entries in one tile. ``merged``: rows have
         several states even if no item is cut."""
         keys = np.asarray(item_keys, dtype=np.float64)
         entries = np.asarray(item_entries, dtype=np.float64)
         per_state = num_kv_heads * self.per_state
         merge = 0 if merged else self.launch
-        return Reading(cost, keys, entries, num_kv_heads, per_state, merge, self.share_keys)
+        return TileRead(cost, keys, entries, num_kv_heads, per_state, merge, self.share_keys)
 
     @staticmethod
     def _device_time(cost: TileCost, num_packed: int, num_keys: int, start: bool = True) -> float:
         tiles = -(-num_packed // cost.tile.block_m)
-        begun = cost.start if start else 0.0
-        return tiles * (begun + num_keys * cost.per_key) / cost.programs
+        start_cost = cost.start if start else 0.0
+        return tiles * (start_cost + num_keys * cost.per_key) / cost.programs
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TileRead:
     """Items of ``keys`` and ``entries``, read by units of one tile. A state of all KV heads costs
     ``per_state``; merging costs ``merge`` if items are cut. Shares of all programs have at least
     ``share_keys`` keys."""
@@ -180,8 +180,8 @@ class Reading:
                 break
         return best, best_time + (self.merge if best < longest else 0.0)
 
-    def shared(self, turns: int, pieces: int, states: int) -> float:
-        """Time if every program reads equally much, in at most ``turns`` units each. ``pieces`` of
+    def shared(self, rounds: int, pieces: int, states: int) -> float:
+        """Time if every program reads equally much, in at most ``rounds`` units each. ``pieces`` of
         items are not empty; their entries sum to ``states``. Infinite where measurements show a
         loss."""
         programs = self.cost.programs / self.num_kv_heads
@@ -189,7 +189,7 @@ class Reading:
         if few_keys or pieces > _MOST_PIECES * programs:
             return float("inf")
         busy = float(self.keys.sum()) * self.cost.per_key / programs
-        return _FULL * busy + turns * self.cost.start + states * self.per_state + self.merge
+        return _FULL * busy + rounds * self.cost.start + states * self.per_state + self.merge
 
 
 def default_cost_model(
@@ -246,11 +246,11 @@ def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) 
     ]
     room = _SHARED_BYTES // tile.programs_per_sm
 
-    def fits(one: Tile) -> bool:
-        tiles = one.block_m + 2 * one.num_stages * one.block_n
-        return one.block_n >= 16 and tiles * block_d * itemsize <= room
+    def fits(candidate: Tile) -> bool:
+        tiles = candidate.block_m + 2 * candidate.num_stages * candidate.block_n
+        return candidate.block_n >= 16 and tiles * block_d * itemsize <= room
 
-    return [one for one in other if one != tile and fits(one)]
+    return [candidate for candidate in other if candidate != tile and fits(candidate)]
 
 
 def cost_model_of(device: torch.device, head_dim: int, itemsize: int) -> CostModel:

@@ -22,27 +22,27 @@ def equal_shares(
     if not len(item) or pages.min() == 0 or ends[-1] < programs * step:
         return None
     # the end of each share, rounded to a step of its item
-    wanted = ends[-1] * np.arange(1, programs) // programs
-    place = np.searchsorted(ends, wanted, "right")
+    share_ends = ends[-1] * np.arange(1, programs) // programs
+    end_item = np.searchsorted(ends, share_ends, "right")
     begins = ends - pages
-    within = (wanted - begins[place] + step // 2) // step * step
-    cuts = np.minimum(begins[place] + within, ends[place])
+    within = (share_ends - begins[end_item] + step // 2) // step * step
+    cuts = np.minimum(begins[end_item] + within, ends[end_item])
     stops = np.unique(np.concatenate([ends, cuts]))
     starts = np.concatenate([[0], stops[:-1]])
-    of = np.searchsorted(ends, starts, "right")
-    reader = np.searchsorted(cuts, starts, "right")
-    turn = ramp(np.bincount(reader, minlength=programs))
-    turns = int(turn.max()) + 1
-    at = turn * programs + reader
-    pieces = Pieces(*(np.zeros(int(at.max()) + 1, np.int32) for _ in Pieces._fields))
-    pieces.item[at] = item[of]
-    pieces.first_page[at] = starts - begins[of]
-    pieces.stop_page[at] = stops - begins[of]
-    pieces.stop_entry[at] = flat.num_entries[item[of]]
-    return pieces, turns
+    piece_item = np.searchsorted(ends, starts, "right")
+    program = np.searchsorted(cuts, starts, "right")
+    round_index = ramp(np.bincount(program, minlength=programs))
+    rounds = int(round_index.max()) + 1
+    slot = round_index * programs + program
+    pieces = Pieces(*(np.zeros(int(slot.max()) + 1, np.int32) for _ in Pieces._fields))
+    pieces.item[slot] = item[piece_item]
+    pieces.first_page[slot] = starts - begins[piece_item]
+    pieces.stop_page[slot] = stops - begins[piece_item]
+    pieces.stop_entry[slot] = flat.num_entries[item[piece_item]]
+    return pieces, rounds
 
 
-def fixed_places(flat: FlatItems, entry_parts: IntArray, step: int) -> Pieces:
+def fixed_cuts(flat: FlatItems, entry_parts: IntArray, step: int) -> Pieces:
     """Cuts at multiples of ``step`` pages from the segment's first page."""
     stop = flat.first_page + flat.num_pages
     parts = np.maximum(-(-stop // step) - flat.first_page // step, 1)

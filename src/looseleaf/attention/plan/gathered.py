@@ -52,28 +52,28 @@ def gather_chunks(
 ) -> GatheredChunks | None:
     """``chunks`` over gathered pages; None if a position up to a chunk's last row has no visible
     key, or several: a slot would not determine its key's position."""
-    made: list[PrefillChunk] = []
+    gathered: list[PrefillChunk] = []
     sources: list[Sources] = []
     first_page = 0
     for chunk in chunks:
         num_keys = int(chunk.positions[-1]) + 1
-        found = _sources(chunk, num_keys, page_size, page_array)
-        if found is None:
+        chunk_sources = _sources(chunk, num_keys, page_size, page_array)
+        if chunk_sources is None:
             return None
-        sources.append(found)
-        pages = range(first_page, first_page + len(found[0]) // GATHERED_SIZE)
+        sources.append(chunk_sources)
+        pages = range(first_page, first_page + len(chunk_sources[0]) // GATHERED_SIZE)
         first_page = pages.stop
         span = ReadSpan(pages, 0, num_keys, 0)
-        made.append(PrefillChunk(chunk.positions, (span,), chunk.hosted))
+        gathered.append(PrefillChunk(chunk.positions, (span,), chunk.hosted))
     slots, turns = (np.concatenate(arrays) for arrays in zip(*sources, strict=True))
-    return GatheredChunks(made, slots, turns)
+    return GatheredChunks(gathered, slots, turns)
 
 
 def gathered_spans(gathered: GatheredChunks, tile_rows: int) -> HostSpans:
     """The arrays of a `SpanList` for ``gathered`` on the host."""
     spans = host_spans(gathered.chunks, tile_rows)
-    told = {"source_slots": gathered.slots, "source_turns": gathered.turns}
-    return HostSpans({**spans.arrays, **told}, spans.parts)
+    sources = {"source_slots": gathered.slots, "source_turns": gathered.turns}
+    return HostSpans({**spans.arrays, **sources}, spans.parts)
 
 
 def read_by_spans(chunks: Sequence[PrefillChunk], tile_rows: int, num_kv_heads: int) -> ReadBySpans:
@@ -106,8 +106,8 @@ def _sources(
             length = int(np.searchsorted(np.asarray(span.places), num_keys - span.offset))
         if length > 0:
             visible += _lay_out(span, length, (slots, turns), page_size, page_array)
-    whole = visible == num_keys and slots[:num_keys].min(initial=0) >= 0
-    return (slots, turns) if whole else None
+    complete = visible == num_keys and slots[:num_keys].min(initial=0) >= 0
+    return (slots, turns) if complete else None
 
 
 def _lay_out(
@@ -119,15 +119,15 @@ def _lay_out(
     own = np.arange(page_size, dtype=np.int32)
     flat = (pages[:, None] * np.int32(page_size) + own).ravel()[:length]
     if span.places is not None:
-        places = np.asarray(span.places[:length]) + span.offset
-        slots[places], turns[places] = flat, span.offset
+        positions = np.asarray(span.places[:length]) + span.offset
+        slots[positions], turns[positions] = flat, span.offset
         return length
     stop = span.offset + length
     if span.hidden is None:
         slots[span.offset : stop], turns[span.offset : stop] = flat, span.offset
         return length
     hidden = np.unpackbits(span.hidden.view(np.uint8), bitorder="little", count=length)
-    shown = hidden == 0
-    np.copyto(slots[span.offset : stop], flat, where=shown)
-    np.copyto(turns[span.offset : stop], np.int32(span.offset), where=shown)
-    return int(np.count_nonzero(shown))
+    visible = hidden == 0
+    np.copyto(slots[span.offset : stop], flat, where=visible)
+    np.copyto(turns[span.offset : stop], np.int32(span.offset), where=visible)
+    return int(np.count_nonzero(visible))

@@ -177,9 +177,9 @@ class _Forest:
     def split(self, readers: list[_Reader], start: int) -> None:
         """Items for ``readers``, which share all pages before ``start``."""
         # an explicit stack: prefixes may branch deeper than calls may nest
-        left = [(readers, start)]
-        while left:
-            left += reversed(self._branches(*left.pop()))
+        stack = [(readers, start)]
+        while stack:
+            stack += reversed(self._branches(*stack.pop()))
 
     def _branches(self, readers: list[_Reader], start: int) -> list[tuple[list[_Reader], int]]:
         """Add an item for the stretch that ``readers`` share; returns groups that share more."""

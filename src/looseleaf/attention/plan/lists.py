@@ -56,7 +56,7 @@ def joined_masks(
 def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tensor]:
     """The arrays as tensors on ``device``, in one copy."""
     sizes = {name: len(array) for name, array in arrays.items()}
-    flat = np.zeros(places(sizes)[1], dtype=np.int32)
+    flat = np.zeros(array_starts(sizes)[1], dtype=np.int32)
     host = torch.from_numpy(filled(flat, arrays, sizes))
     if device.type == "cuda":
         # a copy from pinned memory neither waits for kernels nor blocks the host
@@ -64,7 +64,7 @@ def send(arrays: Mapping[str, IntArray], device: torch.device) -> dict[str, Tens
     return views(host.to(device, non_blocking=True), sizes)
 
 
-def places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def array_starts(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """The start of each array in one buffer, and the buffer's length."""
     starts, end = {}, 0
     for name, size in sizes.items():
@@ -74,16 +74,16 @@ def places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def filled(flat: IntArray, arrays: Mapping[str, IntArray], sizes: Mapping[str, int]) -> IntArray:
-    """``flat`` with ``arrays`` written at the starts of `places`."""
-    starts, _ = places(sizes)
+    """``flat`` with ``arrays`` written at the starts of `array_starts`."""
+    starts, _ = array_starts(sizes)
     for name, array in arrays.items():
         flat[starts[name] : starts[name] + len(array)] = array
     return flat
 
 
 def views(flat: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Views of the arrays in ``flat``, at the starts of `places`."""
-    starts, _ = places(sizes)
+    """Views of the arrays in ``flat``, at the starts of `array_starts`."""
+    starts, _ = array_starts(sizes)
     return {name: flat[starts[name] : starts[name] + size] for name, size in sizes.items()}
 
 
@@ -160,8 +160,8 @@ class Pieces(NamedTuple):
     @classmethod
     def whole(cls, flat: FlatItems) -> "Pieces":
         """One piece an item."""
-        one = np.ones(len(flat.first_page), dtype=np.int32)
-        return cls.cut(flat, one, one)
+        ones = np.ones(len(flat.first_page), dtype=np.int32)
+        return cls.cut(flat, ones, ones)
 
     @classmethod
     def cut(cls, flat: FlatItems, page_parts: IntArray, entry_parts: IntArray) -> "Pieces":
@@ -181,7 +181,7 @@ class Pieces(NamedTuple):
             (entries * (entry_part + 1) // of_entries).astype(np.int32),
         )
 
-    def one_each(self, flat: FlatItems, num_rows: int) -> bool:
+    def one_entry_a_row(self, flat: FlatItems, num_rows: int) -> bool:
         """Whether each of ``num_rows`` rows has one entry in one piece."""
         counts = self.stop_entry - self.first_entry
         if counts.sum() != num_rows:
@@ -189,9 +189,9 @@ class Pieces(NamedTuple):
         entries = np.repeat(flat.entry_indptr[self.item] + self.first_entry, counts) + ramp(counts)
         return len(np.unique(flat.entries[0, entries])) == num_rows
 
-    def join(self, others: "Pieces") -> "Pieces":
-        """These pieces, then ``others``."""
-        return Pieces(*map(np.concatenate, zip(self, others, strict=True)))
+    def join(self, other: "Pieces") -> "Pieces":
+        """These pieces, then those of ``other``."""
+        return Pieces(*map(np.concatenate, zip(self, other, strict=True)))
 
     def take(self, order: IntArray) -> "Pieces":
         """The pieces in ``order``."""
@@ -269,17 +269,17 @@ def host_work(
     # an entry's rank within its row is the index of its state
     state = np.empty(len(row), dtype=np.int32)
     patch = np.repeat(explicit, counts)
-    none = np.zeros(len(pieces.item), dtype=np.int32)
+    zeros = np.zeros(len(pieces.item), dtype=np.int32)
     # each piece of a finishing tile has one entry; they are the last
     merged = len(row) - finishing
-    behind = np.arange(len(row)) >= merged
-    state[np.lexsort((first, patch, offset, row, behind))] = np.arange(len(row), dtype=np.int32)
+    finishes = np.arange(len(row)) >= merged
+    state[np.lexsort((first, patch, offset, row, finishes))] = np.arange(len(row), dtype=np.int32)
     return HostWork(
         {
-            "num_items": int32([len(none)]),
+            "num_items": int32([len(zeros)]),
             "item_page_indptr": indptr_of(pages),
             "item_entry_indptr": indptr_of(counts),
-            "item_kv_head": none - 1,
+            "item_kv_head": zeros - 1,
             "item_explicit": explicit,
             "page_indices": flat.pages[page_index],
             "page_positions": (start + ramp(pages)) * page_size,
@@ -294,7 +294,7 @@ def host_work(
             "row_own": finish_spans(
                 len(row_positions),
                 row[merged:],
-                (indptr_of(pages)[len(none) - finishing :], offset[merged:], bound[merged:]),
+                (indptr_of(pages)[len(zeros) - finishing :], offset[merged:], bound[merged:]),
                 page_size,
             ),
             "tile_indptr": indptr_of([count for _, count in classes]),

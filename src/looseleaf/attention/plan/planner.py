@@ -19,7 +19,7 @@ from looseleaf.attention.plan.chunks import (
     with_units,
 )
 from looseleaf.attention.plan.cost_model import CostModel, ReadBySpans, TileCost
-from looseleaf.attention.plan.cuts import equal_shares, fixed_places
+from looseleaf.attention.plan.cuts import equal_shares, fixed_cuts
 from looseleaf.attention.plan.gathered import (
     MOST_GATHERED,
     GatheredChunks,
@@ -162,7 +162,7 @@ class Planner:
         if finish and not any(row.hosted for row in rows):
             if self.finishing:
                 pieces, classes = self._finished(flat, pieces, classes)
-            if len(classes) == 1 and pieces.one_each(flat, len(positions_of_all)):
+            if len(classes) == 1 and pieces.one_entry_a_row(flat, len(positions_of_all)):
                 classes = [(replace(tile, whole=True), count) for tile, count in classes]
         return host_work(flat, pieces, positions_of_all, self.page_size, classes)
 
@@ -265,24 +265,24 @@ class Planner:
         """``pages`` as an array, cached between steps: page lists only grow."""
         if len(pages) < _WORTH_KEEPING:
             return int32(pages)
-        known = self._pages.get(id(pages))
-        if known is None or known[0] is not pages or len(known[1]) > len(pages):
+        cached = self._pages.get(id(pages))
+        if cached is None or cached[0] is not pages or len(cached[1]) > len(pages):
             if len(self._pages) >= _MOST_KEPT:
                 self._pages.clear()
-            known = pages, int32(pages)
-        elif len(known[1]) < len(pages):
-            known = pages, np.append(known[1], int32(pages[len(known[1]) :]))
+            cached = pages, int32(pages)
+        elif len(cached[1]) < len(pages):
+            cached = pages, np.append(cached[1], int32(pages[len(cached[1]) :]))
         else:
-            return known[1]
-        self._pages[id(pages)] = known
-        return known[1]
+            return cached[1]
+        self._pages[id(pages)] = cached
+        return cached[1]
 
     def _cut(self, flat: FlatItems, num_rows: int) -> tuple[Pieces, list[tuple[Tile, int]]]:
         """The pieces in the order of their tiles, and the tiles with their numbers of pieces."""
         packed, narrow = flat.num_entries * self._group, self.costs.narrow
         if self.batch_invariant:
             parts = -(-flat.num_entries // max(1, narrow.tile.block_m // self._group))
-            pieces = fixed_places(flat, parts, _INVARIANT_SPLIT // self.page_size)
+            pieces = fixed_cuts(flat, parts, _INVARIANT_SPLIT // self.page_size)
             return pieces, [(narrow.tile, len(pieces.item))]
         wide = self._wide(packed, flat.num_pages)
         merged = bool(wide.any()) or flat.entries.shape[1] > num_rows
@@ -302,18 +302,18 @@ class Planner:
         entry_parts = -(-flat.num_entries // max(cost.tile.block_m // self._group, 1)) * chosen
         keys = np.repeat(flat.num_pages * self.page_size, entry_parts)
         entries = np.repeat(flat.num_entries / np.maximum(entry_parts, 1), entry_parts)
-        read = self.costs.reading(cost, keys, entries, self.num_kv_heads, merged=merged)
+        read = self.costs.tile_read(cost, keys, entries, self.num_kv_heads, merged=merged)
         split, time = read.split()
         step = max(1, cost.tile.block_n // self.page_size)
         programs, rest = divmod(cost.programs, self.num_kv_heads)
         # pieces of the same keys stay adjacent
-        once = rest == 0 and entry_parts.max(initial=0) == 1
-        if once and read.shared(1, len(keys), 0) < time:
-            found = equal_shares(flat, chosen, programs, step)
-            if found is not None:
-                pieces, turns = found
+        equal = rest == 0 and entry_parts.max(initial=0) == 1
+        if equal and read.shared(1, len(keys), 0) < time:
+            shares = equal_shares(flat, chosen, programs, step)
+            if shares is not None:
+                pieces, rounds = shares
                 counts = pieces.stop_entry - pieces.first_entry
-                if read.shared(turns, int((counts > 0).sum()), int(counts.sum())) < time:
+                if read.shared(rounds, int((counts > 0).sum()), int(counts.sum())) < time:
                     return pieces
         page_parts = np.maximum(-(-flat.num_pages // max(1, split // self.page_size)), 1)
         pieces = Pieces.cut(flat, page_parts, entry_parts)

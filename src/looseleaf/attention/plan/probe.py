@@ -80,12 +80,12 @@ class DeviceProbe:
         items read the same pages."""
         count = keys // self.shape.page_size
         entries = [Entry(row, 0, keys) for row in range(rows)]
-        made, pages = [], []
+        work_items, pages = [], []
         for n in range(items):
-            places = (first + n // readers * count + np.arange(count)) % self._num_pages
-            pages.append(int32(self._order[places]))
-            made.append(Item(range(count), 0, entries))
-        flat = FlatItems.create(made, pages)
+            indices = (first + n // readers * count + np.arange(count)) % self._num_pages
+            pages.append(int32(self._order[indices]))
+            work_items.append(Item(range(count), 0, entries))
+        flat = FlatItems.create(work_items, pages)
         positions = int32([keys - 1] * rows)
         classes = [(tile, items)]
         work = host_work(flat, Pieces.whole(flat), positions, self.shape.page_size, classes)
@@ -101,12 +101,12 @@ class DeviceProbe:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             launch()
-        taken = []
+        times = []
         for _ in range(_REPETITIONS + 1):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             graph.replay()
             end.record()
             end.synchronize()
-            taken.append(float(start.elapsed_time(end)) * 1e3 / _LAUNCHES)
-        return statistics.median(taken[1:])
+            times.append(float(start.elapsed_time(end)) * 1e3 / _LAUNCHES)
+        return statistics.median(times[1:])

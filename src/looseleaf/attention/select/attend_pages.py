@@ -33,14 +33,14 @@ def attend_chosen(
     head = torch.arange(heads, device=q.device)[None, :, None]
     keys = k_pages[pages, head].float()  # [rows, kv_heads, chosen, page_size, head_dim]
     values = v_pages[pages, head].float()
-    turned = candidates.turned(layer, q)
-    turned = turned.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
-    queries = turned[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
+    rotated = candidates.rotated(layer, q)
+    rotated = rotated.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
+    queries = rotated[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
     scores = queries @ keys.transpose(-1, -2) * rule.softmax_scale
     if rule.soft_cap:
         scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
-    seen = _seen(layer, choice, candidates, spans)
-    scores = scores.masked_fill(~seen[:, :, :, None], -torch.inf)
+    visible = _visible_keys(layer, choice, candidates, spans)
+    scores = scores.masked_fill(~visible[:, :, :, None], -torch.inf)
     # the chosen pages of a head are one run of keys
     flat = scores.transpose(2, 3).flatten(3)  # [rows, kv_heads, group, keys]
     lse = flat.logsumexp(-1)
@@ -49,7 +49,7 @@ def attend_chosen(
     return AttnState(out.flatten(1, 2), lse.flatten(1, 2))
 
 
-def _seen(
+def _visible_keys(
     layer: int, choice: Choice, candidates: Candidates, spans: Int[Tensor, "rows kv_heads chosen"]
 ) -> Bool[Tensor, "rows kv_heads chosen page_size"]:
     """Mask of the keys that are visible to their row, in the chosen pages."""
@@ -57,19 +57,19 @@ def _seen(
     device = spans.device
     row = torch.arange(len(spans), device=device)[:, None, None]
     slots = torch.arange(candidates.pool.page_size, device=device)
-    places = table.starts[row, choice.ordinals][..., None] + slots
+    positions = table.starts[row, choice.ordinals][..., None] + slots
     column = torch.arange(spans.shape[2], device=device)
-    seen = (column < choice.counts[..., None])[..., None] & (
-        places < table.span_bound[spans][..., None]
+    visible = (column < choice.counts[..., None])[..., None] & (
+        positions < table.span_bound[spans][..., None]
     )
     if window:
-        seen = seen & (candidates.span_positions[spans][..., None] - places < window)
+        visible = visible & (candidates.span_positions[spans][..., None] - positions < window)
     if len(table.mask_words):
         first = table.span_mask[spans][..., None]
-        word = (first + places // 32).clamp(0, len(table.mask_words) - 1)
-        hidden = (table.mask_words[word] >> places % 32) & 1
-        seen = seen & ~((first >= 0) & (hidden == 1))
-    return seen
+        word = (first + positions // 32).clamp(0, len(table.mask_words) - 1)
+        hidden = (table.mask_words[word] >> positions % 32) & 1
+        visible = visible & ~((first >= 0) & (hidden == 1))
+    return visible
 
 
 class RowReads(NamedTuple):
@@ -86,14 +86,14 @@ class RowReads(NamedTuple):
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """The rows of one policy in one step, by their ``places`` in it.
+    """The rows of one policy in one step, by ``indices`` into its rows.
 
     ``tallies`` count chosen pages layer by layer, on the device or on the host. ``recalls`` has the
     measured recall of each row, ``looked`` the bytes that a choice reads of a candidate.
     """
 
     policy: PagePolicy
-    places: Sequence[int]
+    indices: Sequence[int]
     candidates: Candidates
     num_layers: int
     tallies: list[Tensor] = field(default_factory=list)
@@ -103,7 +103,7 @@ class SelectedRows:
     @cached_property
     def rows(self) -> Tensor:
         """The row indices, on the pool's device."""
-        return torch.tensor(self.places).to(self.candidates.pool.kv.device)
+        return torch.tensor(self.indices).to(self.candidates.pool.kv.device)
 
     def reads(self) -> list[RowReads]:
         """The reads of each row, after the last layer; waits for the device where the choice ran
@@ -112,24 +112,24 @@ class SelectedRows:
         dense = sum(layer in self.policy.dense_layers for layer in range(self.num_layers))
         choosing = (self.num_layers - dense) * heads
         recalls = torch.stack(self.recalls).mean(0).tolist() if self.recalls else []
-        found, tallies = [], self._tallied()
+        reads, tallies = [], self._tallied()
         for n, row in enumerate(self.candidates.rows):
-            others = row.num_other(size) + row.num_patches
-            held = row.num_candidates + others
-            others *= row.rest
-            pages = tallies[n] + choosing * others + dense * heads * held
+            always_read = row.num_other(size) + row.num_patches
+            num_pages = row.num_candidates + always_read
+            always_read *= row.rest
+            pages = tallies[n] + choosing * always_read + dense * heads * num_pages
             looked = heads * row.num_candidates * sum(self.looked)
             recall = recalls[n] if recalls and row.measured else None
-            found.append(RowReads(pages, self.num_layers * heads * held, looked, recall))
-        return found
+            reads.append(RowReads(pages, self.num_layers * heads * num_pages, looked, recall))
+        return reads
 
     def _tallied(self) -> list[int]:
         """Pages of each row, summed over the host's and the device's tallies."""
         by_device: dict[torch.device, list[Tensor]] = {}
         for tally in self.tallies:
             by_device.setdefault(tally.device, []).append(tally)
-        sums = [torch.stack(some).sum(0).tolist() for some in by_device.values()]
-        return [sum(each) for each in zip(*sums, strict=True)]
+        sums = [torch.stack(tallies).sum(0).tolist() for tallies in by_device.values()]
+        return [sum(counts) for counts in zip(*sums, strict=True)]
 
     def begin(self, layer: int, q: Tensor) -> None:
         """Does nothing: `join` reads the chosen pages."""
@@ -143,18 +143,20 @@ class SelectedRows:
         if choice.join is not None:
             state = merge_all((state, choice.join()))
         if any(row.measured for row in self.candidates.rows):
-            others = self._others(states, row_state_indptr)
+            rest_lse = self._rest_lse(states, row_state_indptr)
             everything = attend_chosen(
                 layer, queries, self.candidates.everything(), self.candidates
             )
-            held = torch.logaddexp(state.lse, others) - torch.logaddexp(everything.lse, others)
-            self.recalls.append(held.exp().mean(-1))
-        if choice.done is not None:
-            rest = self._rest(states, row_state_indptr) if choice.told_all else None
-            choice.done(state if rest is None else merge_all((state, rest)))
-        place = row_state_indptr[self.rows + 1].long() - 1
-        states.out[place] = state.out
-        states.lse[place] = state.lse
+            log_share = torch.logaddexp(state.lse, rest_lse) - torch.logaddexp(
+                everything.lse, rest_lse
+            )
+            self.recalls.append(log_share.exp().mean(-1))
+        if choice.on_merged is not None:
+            rest = self._rest(states, row_state_indptr) if choice.include_rest else None
+            choice.on_merged(state if rest is None else merge_all((state, rest)))
+        last_state = row_state_indptr[self.rows + 1].long() - 1
+        states.out[last_state] = state.out
+        states.lse[last_state] = state.lse
 
     def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
         """Add ``pages`` of each row to the tallies, for ``layers`` layers together.
@@ -165,19 +167,19 @@ class SelectedRows:
         width = 0 if summary is None else summary.width * pool.kv.shape[5]
         self.looked.append(layers * (width + looked) * pool.kv.element_size())
 
-    def _others(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
+    def _rest_lse(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
         """The lse of the pages that each row always reads."""
         bounds = row_state_indptr.tolist()
-        lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.places]
+        lses = [states.lse[bounds[n] : bounds[n + 1] - 1].logsumexp(0) for n in self.indices]
         return torch.stack(lses)
 
     def _rest(self, states: AttnState, row_state_indptr: Tensor) -> AttnState:
         """The state of each row over the pages that it always reads."""
-        lse, bounds = self._others(states, row_state_indptr), row_state_indptr.tolist()
+        lse, bounds = self._rest_lse(states, row_state_indptr), row_state_indptr.tolist()
         pivot = lse.masked_fill(lse == -torch.inf, 0.0)
         outs = []
-        for n, whole in zip(self.places, pivot, strict=True):
-            mine = slice(bounds[n], bounds[n + 1] - 1)
-            weights = (states.lse[mine] - whole).exp()[..., None]
-            outs.append((weights * states.out[mine].float()).sum(0))
+        for n, row_pivot in zip(self.indices, pivot, strict=True):
+            own_states = slice(bounds[n], bounds[n + 1] - 1)
+            weights = (states.lse[own_states] - row_pivot).exp()[..., None]
+            outs.append((weights * states.out[own_states].float()).sum(0))
         return AttnState(torch.stack(outs), lse)

@@ -31,17 +31,17 @@ class Choice(NamedTuple):
     ``ordinals[row, head, :counts[row, head]]`` are candidates of the row, ascending and distinct;
     the padding after them holds any valid index of the candidate table. ``join`` returns one state
     a row ``[rows, qo_heads, head_dim]``, over keys that are not candidates or were not chosen. It
-    is called once, when the chosen pages are read. ``done`` receives the sum of both states, and
-    of the always-read pages too if ``told_all``. ``looked`` counts the numbers of a candidate's
-    keys that the choice read besides summaries, per KV head.
+    is called once, when the chosen pages are read. ``on_merged`` receives the sum of both states,
+    and of the always-read pages too if ``include_rest``. ``looked`` counts the
+    numbers of a candidate's keys that the choice read besides summaries, per KV head.
     """
 
     ordinals: Int[Tensor, "rows kv_heads most_chosen"]
     counts: Int[Tensor, "rows kv_heads"]
     join: Callable[[], AttnState] | None = None
-    done: Callable[[AttnState], None] | None = None
+    on_merged: Callable[[AttnState], None] | None = None
     looked: int = 0
-    told_all: bool = False
+    include_rest: bool = False
 
 
 @runtime_checkable
@@ -289,7 +289,7 @@ class Candidates:
         """The candidates of the first ``count`` rows."""
         return replace(self, rows=self.rows[:count])
 
-    def turned(
+    def rotated(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"]
     ) -> Float[Tensor, "spans qo_heads head_dim"]:
         """The query of every span in a layer, rotated to the span's frame; fp32."""
@@ -300,8 +300,8 @@ class Candidates:
         count the always-read tail."""
         table = self.table
         column = torch.arange(table.pages.shape[1], device=table.pages.device)
-        others = torch.tensor([row.num_other(self.pool.page_size) for row in self.rows])
-        last = table.num_pages - (recent - others.to(column.device)).clamp_min(0)
+        num_other = torch.tensor([row.num_other(self.pool.page_size) for row in self.rows])
+        last = table.num_pages - (recent - num_other.to(column.device)).clamp_min(0)
         return (column < sink) | ((column >= last[:, None]) & (column < table.num_pages[:, None]))
 
     def everything(self) -> Choice:
@@ -328,16 +328,16 @@ def row_candidates(
 ) -> RowCandidates:
     """The candidates of a row that has at least one."""
     pages = [candidate_pages(row, span, array_of) for span in row.spans]
-    counts = [len(some) for some in pages]
+    counts = [len(pages_of_span) for pages_of_span in pages]
     starts = np.concatenate([np.arange(count) * page_size for count in counts])
     columns = np.stack([np.concatenate(pages), starts, np.repeat(np.arange(len(pages)), counts)])
-    others, count = row.num_other(page_size), sum(counts)
+    num_other, count = row.num_other(page_size), sum(counts)
     return RowCandidates(
         columns.astype(np.int32),
         [(span.offset, span.bound) for span in row.spans],
         [span.hidden for span in row.spans],
-        row.policy.layer_limits(count, others, num_layers),
-        others,
+        row.policy.layer_limits(count, num_other, num_layers),
+        num_other,
     )
 
 
@@ -347,15 +347,15 @@ def candidate_pages(row: SelectingRow, span: ReadSpan, array_of: PageArray) -> I
     return pages[: row.sealed] if span.pages is row.tail.pages else pages
 
 
-def summarised(
+def page_key_counts(
     row: SelectingRow, page_size: int, array_of: PageArray
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
     """The candidates of a row and the number of keys in each."""
     pages, counts = [], []
     for span in row.spans:
         pages.append(candidate_pages(row, span, array_of))
-        left = span.length - np.arange(len(pages[-1])) * page_size
-        counts.append(np.clip(left, 1, page_size))
+        remaining = span.length - np.arange(len(pages[-1])) * page_size
+        counts.append(np.clip(remaining, 1, page_size))
     if not pages:
         return int32([]), np.zeros(0, np.int64)
     return np.concatenate(pages), np.concatenate(counts)

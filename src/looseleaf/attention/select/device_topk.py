@@ -21,7 +21,7 @@ from looseleaf.attention.select.candidates import (
     RowCandidates,
     TableArrays,
 )
-from looseleaf.attention.select.layer_reads import Reading, StepReads
+from looseleaf.attention.select.layer_reads import LayerReads, StepReads
 from looseleaf.attention.select.worklist_fill import ChosenShape, may_join, power_of_two, with_room
 from looseleaf.attention.select.worklist_scores import (
     Listed,
@@ -91,14 +91,14 @@ class HostChoice:
 
     ``table`` has the candidates of the choosing rows. ``numbers`` are the arrays of a
     `CandidateList` except its columns, and of `SeenPages` and `KeptStates` if states are ``kept``.
-    ``told`` are rows whose page counts only the device has; None if the host has them."""
+    ``uncounted`` are rows whose page counts only the device has; None if the host has them."""
 
     shape: ChosenShape
     how: "Scored"
     table: CandidateTable
     numbers: dict[str, IntArray]
     kept: KeptOutputs | None
-    told: SelectedRows | None = None
+    uncounted: SelectedRows | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -106,8 +106,8 @@ class HostChoice:
         kept: tuple[object, ...] = ()
         if self.kept is not None:
             # enlarged registers and states are other tensors
-            held = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
-            kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in held)
+            tensors = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
+            kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
         return (self.shape, self.how.sink, id(self.how.summaries), self.how.worth, *kept)
 
     @property
@@ -132,10 +132,10 @@ class HostStep(NamedTuple):
     reads: StepReads
 
 
-def count_on_device(readings: Sequence[Reading]) -> None:
+def count_on_device(layer_reads: Sequence[LayerReads]) -> None:
     """Tally the pages chosen on the device, once for all layers with equal reads."""
-    for reading in {id(reading): reading for reading in readings}.values():
-        _count(reading.selected, [n for n, other in enumerate(readings) if other is reading])
+    for reads in {id(reads): reads for reads in layer_reads}.values():
+        _count(reads.selected, [n for n, other in enumerate(layer_reads) if other is reads])
 
 
 def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
@@ -168,14 +168,14 @@ def choose_in(
     assert isinstance(policy, Listed) and policy.listed_budget is not None
     sink, recent = policy.listed_budget
     worth = worth_of(policy)
-    rows, kept, more, width = int32(selected.places)[:, None], None, 0, 1
+    rows, kept, newly_sealed, width = int32(selected.indices)[:, None], None, 0, 1
     if isinstance(policy, OverWindows):
         width, kept = policy.window, policy.states
         rows = _by_output(selected, width)
-        more = max(row.newly_sealed for row in _windows(candidates))
+        newly_sealed = max(row.newly_sealed for row in _windows(candidates))
     host = candidates.leading.host
     outputs = power_of_two(len(rows)) if padded else len(rows)
-    room = -(-(int(host.limits.max()) + more) // _ROOM_STEP) * _ROOM_STEP
+    room = -(-(int(host.limits.max()) + newly_sealed) // _ROOM_STEP) * _ROOM_STEP
     if says_how_many(policy):
         # a mass budget's limit may be all pages, which grow
         room = power_of_two(room)
@@ -188,7 +188,7 @@ def choose_in(
     rows = np.concatenate([rows, np.full((outputs - len(rows), rows.shape[1]), -1, np.int32)])
     numbers = _numbers(host, shape, recent)
     numbers["row"] = rows[:, 0]
-    joined = may_join(work) and len(selected.places) == work.num_rows
+    joined = may_join(work) and len(selected.indices) == work.num_rows
     words = work.num_mask_words
     if len(host.mask_words):
         both = np.concatenate([work.arrays["mask_words"], host.mask_words]).astype(np.int32)
@@ -198,11 +198,18 @@ def choose_in(
     if kept is not None:
         kept.make_room(shape.most)
         sizes = outputs, width, num_rows
-        numbers |= _window_numbers(candidates, selected.places, chosen_from, sizes)
-    shown = candidates.summaries, candidates.rotations, candidates.rules, candidates.pool
-    told = selected if says_how_many(policy) else None
-    how = Scored(*shown, sink, policy, worth)
-    return work, HostChoice(shape, how, candidates.leading, numbers, kept, told)
+        numbers |= _window_numbers(candidates, selected.indices, chosen_from, sizes)
+    uncounted = selected if says_how_many(policy) else None
+    how = Scored(
+        candidates.summaries,
+        candidates.rotations,
+        candidates.rules,
+        candidates.pool,
+        sink,
+        policy,
+        worth,
+    )
+    return work, HostChoice(shape, how, candidates.leading, numbers, kept, uncounted)
 
 
 def _windows(candidates: Candidates) -> list[WindowRow]:
@@ -216,8 +223,8 @@ def _by_output(selected: SelectedRows, window: int) -> IntArray:
     # each width has its own graphs
     width = min(window, power_of_two(1 + max(row.age for row in windows)))
     rows = np.full((len(order), width), -1, np.int32)
-    for place, row in zip(selected.places, windows, strict=True):
-        rows[order[row.slot], row.age] = place
+    for index, row in zip(selected.indices, windows, strict=True):
+        rows[order[row.slot], row.age] = index
     return rows
 
 
@@ -257,7 +264,7 @@ def _of_layers(values: IntArray, outputs: int) -> IntArray:
 
 def _window_numbers(
     candidates: Candidates,
-    places: Sequence[int],
+    indices: Sequence[int],
     chosen_from: IntArray,
     sizes: tuple[int, int, int],
 ) -> dict[str, IntArray]:
@@ -270,9 +277,9 @@ def _window_numbers(
     newest = [row for row in windows if row.age == 0]
     slot[: len(newest)] = [row.slot for row in newest]
     newly_sealed[: len(newest)] = [row.newly_sealed for row in newest]
-    for place, row in zip(places, windows, strict=True):
-        kept_at[place] = row.slot * width + row.place
-        fresh[place] = row.age == 0
+    for index, row in zip(indices, windows, strict=True):
+        kept_at[index] = row.slot * width + row.place
+        fresh[index] = row.age == 0
     first = np.zeros(num_rows, np.int32)
     first[: len(chosen_from)] = chosen_from
     return {
@@ -293,14 +300,14 @@ class ChoiceBuffer:
         self._columns = torch.zeros(3, shape.outputs, shape.most, dtype=torch.int32, device=device)
         self._rows: list[RowCandidates] = []
         spans = (shape.outputs, shape.most_spans)
-        given = dict(self._numbers.tensors)
-        of_windows = {name: given.pop(name) for name in _OF_WINDOWS if name in given}
-        of_spans = {name: given.pop(name).view(spans) for name in _OF_SPANS}
-        self._limits = given.pop("limit").unflatten(0, (len(choice.how.rules), -1))
-        given["limit"] = self._limits[0, : shape.outputs]
+        arrays = dict(self._numbers.tensors)
+        of_windows = {name: arrays.pop(name) for name in _OF_WINDOWS if name in arrays}
+        of_spans = {name: arrays.pop(name).view(spans) for name in _OF_SPANS}
+        self._limits = arrays.pop("limit").unflatten(0, (len(choice.how.rules), -1))
+        arrays["limit"] = self._limits[0, : shape.outputs]
         pages, starts, nth = self._columns
         columns = {"pages": pages, "starts": starts, "spans": nth}
-        self.listed = CandidateList(**given, **of_spans, **columns, sink=choice.how.sink)
+        self.listed = CandidateList(**arrays, **of_spans, **columns, sink=choice.how.sink)
         self.windows = of_windows
         if "kept_at" in of_windows:
             # no row keeps a state before the first load
@@ -308,10 +315,10 @@ class ChoiceBuffer:
         room = shape.num_pages if choice.kept else 0
         self.seen = torch.zeros(room, dtype=torch.int32, device=device)
         # pages read, by layer and row of the choice, where only the device counts them
-        counted = len(choice.how.rules) if choice.told is not None else 0
+        counted = len(choice.how.rules) if choice.uncounted is not None else 0
         self.counts = torch.zeros(counted, shape.rows, dtype=torch.int64, device=device)
 
-    def of_layer(self, layer: int) -> CandidateList:
+    def layer_list(self, layer: int) -> CandidateList:
         """The candidate list with the limits of ``layer``."""
         return replace(self.listed, limit=self._limits[layer, : self.shape.outputs])
 
@@ -320,21 +327,21 @@ class ChoiceBuffer:
         self._numbers.load(choice.numbers)
         self._numbers.send()
         rows, known = choice.table.rows, self._rows
-        others = [n for n, row in enumerate(rows) if n >= len(known) or known[n] is not row]
-        if not others:
+        changed = [n for n, row in enumerate(rows) if n >= len(known) or known[n] is not row]
+        if not changed:
             return
         self._rows = [*rows, *known[len(rows) :]]
-        widest = max(rows[n].columns.shape[1] for n in others)
-        columns = np.zeros((3, len(others), widest), np.int32)
-        for place, n in enumerate(others):
-            columns[:, place, : rows[n].columns.shape[1]] = rows[n].columns
-        sent = torch.from_numpy(columns)
-        index = torch.tensor(others)
+        widest = max(rows[n].columns.shape[1] for n in changed)
+        columns = np.zeros((3, len(changed), widest), np.int32)
+        for column, n in enumerate(changed):
+            columns[:, column, : rows[n].columns.shape[1]] = rows[n].columns
+        host_columns = torch.from_numpy(columns)
+        index = torch.tensor(changed)
         if self._columns.is_cuda:
-            sent, index = sent.pin_memory(), index.pin_memory()
+            host_columns, index = host_columns.pin_memory(), index.pin_memory()
         device = self._columns.device
         index = index.to(device, non_blocking=True)
-        self._columns[:, index, :widest] = sent.to(device, non_blocking=True)
+        self._columns[:, index, :widest] = host_columns.to(device, non_blocking=True)
 
 
 _OF_SPANS = ("span_offset", "span_bound", "span_mask")
@@ -359,33 +366,43 @@ class DeviceChoice:
         self, layer: int, q: Tensor, new: NewRows | None, implementation: Implementation
     ) -> None:
         """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows."""
-        listed, shape = self.buffer.of_layer(layer), self.buffer.shape
+        listed, shape = self.buffer.layer_list(layer), self.buffer.shape
         run = best_run(shape.most, shape.room)
-        where = listed, self.work.row_positions, run
-        scores = self.how.pages(layer, q, *where, new, implementation)
+        positions = self.work.row_positions
+        scores = self.how.pages(layer, q, listed, positions, run, new, implementation)
         counts = self.buffer.counts
         if len(counts):
             chosen = (scores.each > -torch.inf).sum(-1).clamp_max(listed.limit[:, None]).sum(-1)
             counts[layer, : len(chosen)] = chosen
         select_pages(scores, listed, shape.chosen(self.work), self._seen(layer), implementation)
 
-    def tell(self, choice: HostChoice) -> None:
+    def tally(self, choice: HostChoice) -> None:
         """Append the page counts of the step just launched to the tallies of ``choice``."""
-        if choice.told is not None:
+        if choice.uncounted is not None:
             pages = self.buffer.counts.sum(0)
-            choice.told.tallies.append(pages[: len(choice.told.places)])
+            choice.uncounted.tallies.append(pages[: len(choice.uncounted.indices)])
 
     def kept(self, layer: int) -> KeptStates | None:
         """The states that the merge of ``layer`` continues and keeps."""
         states, windows = self.states, self.buffer.windows
         if states is None:
             return None
-        places = windows["kept_at"], windows["kept_from"], windows["kept_fresh"]
-        return KeptStates(states.out[layer].flatten(0, 1), states.lse[layer].flatten(0, 1), *places)
+        return KeptStates(
+            states.out[layer].flatten(0, 1),
+            states.lse[layer].flatten(0, 1),
+            windows["kept_at"],
+            windows["kept_from"],
+            windows["kept_fresh"],
+        )
 
     def _seen(self, layer: int) -> SeenPages | None:
         states, windows = self.states, self.buffer.windows
         if states is None:
             return None
-        read = states.registers[layer], states.booked[layer]
-        return SeenPages(*read, windows["slot"], windows["newly_sealed"], self.buffer.seen)
+        return SeenPages(
+            states.registers[layer],
+            states.booked[layer],
+            windows["slot"],
+            windows["newly_sealed"],
+            self.buffer.seen,
+        )

@@ -26,8 +26,8 @@ from looseleaf.attention.select.candidates import (
     PagePolicy,
     RowCandidates,
     SelectingRow,
+    page_key_counts,
     row_candidates,
-    summarised,
 )
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries
@@ -53,16 +53,18 @@ class HostedRows:
 
     def begin(self, layer: int, q: Tensor) -> None:
         """Start the reads of ``layer`` on another thread, concurrent with the pool's."""
-        asked = q[self.rows], self.positions, self.reads, self.rules[layer]
-        self._pending = self.attention.submit(self.attention.decode, layer, *asked)
+        decode, rule = self.attention.decode, self.rules[layer]
+        self._pending = self.attention.submit(
+            decode, layer, q[self.rows], self.positions, self.reads, rule
+        )
 
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write the result as the last of the rows' ``states``."""
         assert self._pending is not None, "join needs a begun read"
         state, self._pending = self._pending.result(), None
-        place = row_state_indptr[self.rows + 1].long() - 1
-        states.out[place] = state.out
-        states.lse[place] = state.lse
+        last_state = row_state_indptr[self.rows + 1].long() - 1
+        states.out[last_state] = state.out
+        states.lse[last_state] = state.lse
 
 
 Joining = SelectedRows | HostedRows | WindowedRows
@@ -70,7 +72,7 @@ Joining = SelectedRows | HostedRows | WindowedRows
 
 
 @dataclass(frozen=True)
-class Reading:
+class LayerReads:
     """The reads of a layer: rows as the work list has them, and the rows with joined states.
 
     ``key`` marks the choosing rows of the step; it is empty if none chooses.
@@ -120,7 +122,7 @@ class _Kept:
 
 
 @dataclass(eq=False)
-class Readings:
+class StepReadsBuilder:
     """Builds the reads of steps; groups, tables and summaries are cached per set of policies, since
     microbatches of a step may alternate.
 
@@ -139,35 +141,35 @@ class Readings:
     _known: dict[frozenset[PagePolicy], _Kept] = field(default_factory=dict)
     _summaries: dict[str, PageSummaries] = field(default_factory=dict)
 
-    def of(self, rows: Sequence[DecodeRow]) -> tuple[list[Reading], StepReads]:
+    def of(self, rows: Sequence[DecodeRow]) -> tuple[list[LayerReads], StepReads]:
         """The reads of every layer, and of the step; layers with equal reads share an object."""
         groups = self._plain_groups(rows)
         if groups is not None:
-            return [Reading((), rows, groups)] * len(self.rules), StepReads(groups)
+            return [LayerReads((), rows, groups)] * len(self.rules), StepReads(groups)
         selecting = {i: row for i, row in enumerate(rows) if isinstance(row, SelectingRow)}
-        hosted = self._hosted(rows)
-        self._turn_to(frozenset(row.policy for row in selecting.values()))
+        host_reads = self._hosted(rows)
+        self._activate(frozenset(row.policy for row in selecting.values()))
         if not selecting:
-            reading = Reading((), rows, self._grouped((), rows, rows), hosted)
-            return [reading] * len(self.rules), StepReads(reading.groups)
-        chosen = self._selected(selecting)
-        made: dict[tuple[bool, ...], Reading] = {}
-        readings = []
+            layer_reads = LayerReads((), rows, self._grouped((), rows, rows), host_reads)
+            return [layer_reads] * len(self.rules), StepReads(layer_reads.groups)
+        selected = self._selected(selecting)
+        by_key: dict[tuple[bool, ...], LayerReads] = {}
+        by_layer = []
         for layer in range(len(self.rules)):
             choosing = {i for i, row in selecting.items() if layer not in row.policy.dense_layers}
             key = tuple(i in choosing for i in range(len(rows))) if choosing else ()
-            if key not in made:
-                parts = tuple(s for s in chosen if layer not in s.policy.dense_layers)
+            if key not in by_key:
+                parts = tuple(s for s in selected if layer not in s.policy.dense_layers)
                 size = self.pool.page_size
-                others = [
-                    _others(selecting[i], size) if i in choosing else r for i, r in enumerate(rows)
+                rest_rows = [
+                    _rest_of(selecting[i], size) if i in choosing else r for i, r in enumerate(rows)
                 ]
-                groups = self._grouped(key, rows, others)
-                made[key] = Reading(key, others, groups, parts + hosted)
-            readings.append(made[key])
-        known = self._kept.groups
-        self._kept.groups = {key: held for key, held in known.items() if key in made}
-        return readings, StepReads(readings[0].groups, chosen)
+                groups = self._grouped(key, rows, rest_rows)
+                by_key[key] = LayerReads(key, rest_rows, groups, parts + host_reads)
+            by_layer.append(by_key[key])
+        groups_by_key = self._kept.groups
+        self._kept.groups = {key: groups for key, groups in groups_by_key.items() if key in by_key}
+        return by_layer, StepReads(by_layer[0].groups, selected)
 
     def _plain_groups(self, rows: Sequence[DecodeRow]) -> Groups | None:
         """The groups of rows that read all their keys from the pool, None if a row does not."""
@@ -183,7 +185,7 @@ class Readings:
             self._plain = _PlainRows(names, self.group(rows))
         return self._plain.groups
 
-    def _turn_to(self, policies: frozenset[PagePolicy]) -> None:
+    def _activate(self, policies: frozenset[PagePolicy]) -> None:
         """Activate the cache of this set of policies."""
         self._kept = self._known.pop(policies) if policies in self._known else _Kept()
         self._known[policies] = self._kept
@@ -200,18 +202,18 @@ class Readings:
         return self._summaries[summary.name]
 
     def _hosted(self, rows: Sequence[DecodeRow]) -> tuple[Joining, ...]:
-        reading = [index for index, row in enumerate(rows) if row.hosted]
-        if not reading or self.hosted is None:
+        readers = [index for index, row in enumerate(rows) if row.hosted]
+        if not readers or self.hosted is None:
             return ()
-        found: list[Joining] = []
-        alone = [n for n in reading if rows[n].window is None]
+        joining: list[Joining] = []
+        alone = [n for n in readers if rows[n].window is None]
         if alone:
             positions, reads = zip(
                 *((rows[n].position, rows[n].hosted) for n in alone), strict=True
             )
-            own = torch.tensor(alone), positions, reads
-            found.append(HostedRows(*own, self.hosted, self.rules))
-        inside = [(n, window) for n in reading if (window := rows[n].window) is not None]
+            rows_alone = torch.tensor(alone)
+            joining.append(HostedRows(rows_alone, positions, reads, self.hosted, self.rules))
+        inside = [(n, window) for n in readers if (window := rows[n].window) is not None]
         if inside:
             assert self.windows is not None, "windows of host-resident reads need their buffers"
             windows = [window for _, window in inside]
@@ -219,31 +221,38 @@ class Readings:
                 *((rows[n].position, rows[n].hosted) for n, _ in inside), strict=True
             )
             work = self.windows.load(positions, reads, windows)
-            found.append(WindowedRows(torch.tensor([n for n, _ in inside]), self.windows, work))
-        return tuple(found)
+            joining.append(WindowedRows(torch.tensor([n for n, _ in inside]), self.windows, work))
+        return tuple(joining)
 
     def _selected(self, selecting: dict[int, SelectingRow]) -> list[SelectedRows]:
         by_policy: dict[PagePolicy, list[int]] = {}
         for index, row in selecting.items():
             by_policy.setdefault(row.policy, []).append(index)
         self._kept.rows, self._kept.rows_now = self._kept.rows_now, {}
-        chosen = []
-        for policy, places in by_policy.items():
-            rows = [selecting[place] for place in places]
-            how = self.pool, self.rotations, self.rules, self.summaries(policy)
-            candidates = Candidates(rows, policy, partial(self._table, policy), *how)
+        selected = []
+        for policy, indices in by_policy.items():
+            rows = [selecting[index] for index in indices]
+            candidates = Candidates(
+                rows,
+                policy,
+                partial(self._table, policy),
+                self.pool,
+                self.rotations,
+                self.rules,
+                self.summaries(policy),
+            )
             # summaries are written here, before the first layer
             _ = candidates.leading
-            chosen.append(SelectedRows(policy, places, candidates, len(self.rules)))
-        return chosen
+            selected.append(SelectedRows(policy, indices, candidates, len(self.rules)))
+        return selected
 
     def _table(self, policy: PagePolicy, rows: Sequence[SelectingRow]) -> CandidateTable:
         """The candidate table of ``rows``: the same object while it is valid; unchanged rows keep
         their parts."""
         parts, new = [], []
         for row in rows:
-            others = row.num_other(self.pool.page_size)
-            key = policy, id(row.settled), id(row.tail.pages), row.sealed, others
+            num_other = row.num_other(self.pool.page_size)
+            key = policy, id(row.settled), id(row.tail.pages), row.sealed, num_other
             known = self._kept.rows_now.get(key) or self._kept.rows.get(key)
             if known is None:
                 part = row_candidates(row, self.pool.page_size, len(self.rules), self.array_of)
@@ -253,7 +262,7 @@ class Readings:
             parts.append(known.candidates)
         self._summarise(policy, new)
         kept = self._kept.tables.get((policy, len(parts)))
-        if kept is None or any(one is not two for one, two in zip(kept.rows, parts, strict=True)):
+        if kept is None or any(old is not new for old, new in zip(kept.rows, parts, strict=True)):
             kept = CandidateTable(parts, self.pool.kv.device)
             self._kept.tables[policy, len(parts)] = kept
         return kept
@@ -263,14 +272,14 @@ class Readings:
         summaries = self.summaries(policy)
         if summaries is None or not rows:
             return
-        held = [summarised(row, self.pool.page_size, self.array_of) for row in rows]
-        pages, counts = (np.concatenate(columns) for columns in zip(*held, strict=True))
+        columns_of_rows = [page_key_counts(row, self.pool.page_size, self.array_of) for row in rows]
+        pages, counts = (np.concatenate(columns) for columns in zip(*columns_of_rows, strict=True))
         # rows of one document share its pages
         pages, first = np.unique(pages, return_index=True)
         summaries.write(pages, counts[first])
 
     def _grouped(
-        self, key: tuple[bool, ...], rows: Sequence[DecodeRow], others: Sequence[DecodeRow]
+        self, key: tuple[bool, ...], rows: Sequence[DecodeRow], rest_rows: Sequence[DecodeRow]
     ) -> Groups:
         # the lists identify a row; settled spans alone do not, since empty ones are one object
         choosing = {
@@ -284,7 +293,7 @@ class Readings:
             names += [row.settled, row.tail.pages, sealed]
         kept = self._kept.groups.get(key)
         if kept is None or not _same(kept[0], names):
-            groups = self.group(others)
+            groups = self.group(rest_rows)
             for index, row in choosing.items():
                 groups.tail_starts[index] = row.sealed
                 entry = Entry(index, row.position, 0)
@@ -298,7 +307,7 @@ class Readings:
         return kept[1]
 
 
-def _others(row: SelectingRow, page_size: int) -> DecodeRow:
+def _rest_of(row: SelectingRow, page_size: int) -> DecodeRow:
     """A choosing row without its candidates; `Groups.tail_starts`, or the length of its tail, says
     which tail pages it leaves out."""
     if not row.rest:

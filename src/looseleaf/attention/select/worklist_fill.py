@@ -39,7 +39,7 @@ class ChosenShape:
     page_size: int
 
     @property
-    def places(self) -> int:
+    def output_heads(self) -> int:
         """Outputs times KV heads: each has its own items."""
         return self.outputs * self.kv_heads
 
@@ -52,30 +52,36 @@ class ChosenShape:
     def num_parts(self) -> int:
         """Parts of the chosen pages of an output and head."""
         most = -(-self.room // self._least_pages)
-        return max(1, min(most, _PARTS // max(1, self.places)))
+        return max(1, min(most, _PARTS // max(1, self.output_heads)))
 
     @property
-    def items_of_place(self) -> int:
+    def items_per_head(self) -> int:
         """Items of an output and head that have entries."""
         return self.num_parts + self.most_spans - 1
 
     @property
     def num_pages(self) -> int:
         """Reserved pages at the start of the list."""
-        return self.places * self.room
+        return self.output_heads * self.room
 
     @property
     def tile(self) -> Tile:
         """The tile of the reserved items, which holds all rows of an output."""
         rows = max(16, power_of_two(self.window * self.group))
         # a third stage is slower with few programs, faster with many
-        stages = 2 if self.places * self.items_of_place <= 2 * _PARTS else 3
+        stages = 2 if self.output_heads * self.items_per_head <= 2 * _PARTS else 3
         return Tile(rows, _TILE_KEYS, 4, stages, 3, chosen=True)
 
     def chosen(self, work: WorkList) -> ChosenPages:
         """The region of a list of `with_room` that `select_pages` writes."""
-        sizes = self.room, self.num_parts, self.items_of_place, self._least_pages, self.window
-        return ChosenPages(work, *sizes)
+        return ChosenPages(
+            work,
+            self.room,
+            self.num_parts,
+            self.items_per_head,
+            self._least_pages,
+            self.window,
+        )
 
     @property
     def _least_pages(self) -> int:
@@ -98,43 +104,43 @@ def with_room(
     """
     if joined:
         work = _for_each_head(work, shape.kv_heads)
-    old, num = work.arrays, shape.items_of_place
+    old, num = work.arrays, shape.items_per_head
     counts = np.diff(old["row_state_indptr"])
-    more = counts.copy()
-    more[rows[rows >= 0]] += num
-    states = indptr_of(more)
+    num_states = counts.copy()
+    num_states[rows[rows >= 0]] += num
+    states = indptr_of(num_states)
     chosen_from = states[:-1] + counts
     entry_row, entry_state = _entries(rows, num, chosen_from, shape.kv_heads)
     # states of absent rows lie past the end, unread
-    nobody = entry_state < 0
-    entry_state[nobody] = states[-1] + np.arange(nobody.sum())
+    absent = entry_state < 0
+    entry_state[absent] = states[-1] + np.arange(absent.sum())
     heads = np.tile(np.repeat(np.arange(shape.kv_heads, dtype=np.int32), num + 1), shape.outputs)
     # the last item of an output and head has no entries; all begin at its first page
-    num_entries = np.tile(np.append(np.full(num, shape.window), 0), shape.places)
-    places = np.repeat(np.arange(shape.places, dtype=np.int32), num + 1)
+    num_entries = np.tile(np.append(np.full(num, shape.window), 0), shape.output_heads)
+    output_head = np.repeat(np.arange(shape.output_heads, dtype=np.int32), num + 1)
     shift = states[:-1] - old["row_state_indptr"][:-1]
 
-    def behind(name: str, first: IntArray) -> IntArray:
+    def after(name: str, first: IntArray) -> IntArray:
         return np.concatenate([first, old[name]]).astype(np.int32)
 
-    empty, none = np.zeros(shape.num_pages, np.int32), np.zeros_like(entry_row)
+    empty, zeros = np.zeros(shape.num_pages, np.int32), np.zeros_like(entry_row)
     arrays = {
         **old,
         "num_items": old["num_items"] + len(heads),
         "item_page_indptr": np.concatenate(
-            [places * shape.room, old["item_page_indptr"] + shape.num_pages]
+            [output_head * shape.room, old["item_page_indptr"] + shape.num_pages]
         ).astype(np.int32),
         "item_entry_indptr": np.concatenate(
             [indptr_of(num_entries)[:-1], old["item_entry_indptr"] + len(entry_row)]
         ).astype(np.int32),
-        "item_kv_head": behind("item_kv_head", heads),
-        "item_explicit": behind("item_explicit", np.zeros_like(heads)),
-        "page_indices": behind("page_indices", empty),
-        "page_positions": behind("page_positions", empty),
-        "entry_row": behind("entry_row", entry_row),
-        "entry_offset": behind("entry_offset", none),
-        "entry_bound": behind("entry_bound", none),
-        "entry_mask": behind("entry_mask", none - 1),
+        "item_kv_head": after("item_kv_head", heads),
+        "item_explicit": after("item_explicit", np.zeros_like(heads)),
+        "page_indices": after("page_indices", empty),
+        "page_positions": after("page_positions", empty),
+        "entry_row": after("entry_row", entry_row),
+        "entry_offset": after("entry_offset", zeros),
+        "entry_bound": after("entry_bound", zeros),
+        "entry_mask": after("entry_mask", zeros - 1),
         "entry_state": np.concatenate(
             [entry_state, old["entry_state"] + shift[old["entry_row"]]]
         ).astype(np.int32),
@@ -157,12 +163,14 @@ def _entries(
 ) -> tuple[IntArray, IntArray]:
     """Rows and states of the entries by output, KV head, item and age; states are negative for
     absent rows."""
-    there = np.maximum(rows, 0)  # [outputs, window]
+    safe_rows = np.maximum(rows, 0)  # [outputs, window]
     nth = np.arange(num, dtype=np.int32)[:, None]
-    state = np.where(rows >= 0, chosen_from[there], -num)[:, None, None] + nth
-    row = np.repeat(there[:, None, None], num, axis=2)
+    state = np.where(rows >= 0, chosen_from[safe_rows], -num)[:, None, None] + nth
+    row = np.repeat(safe_rows[:, None, None], num, axis=2)
     # writable copies, of a single KV head too
-    entry_row, entry_state = (np.repeat(each, kv_heads, axis=1).ravel() for each in (row, state))
+    entry_row, entry_state = (
+        np.repeat(numbers, kv_heads, axis=1).ravel() for numbers in (row, state)
+    )
     return int32(entry_row), int32(entry_state)
 
 

@@ -62,9 +62,18 @@ class Scored(NamedTuple):
             return page_scores(q, vectors, listed, positions, rules, run, new, implementation)
         if new is not None:
             store_kv(*new[:4], self.rotations[layer], *new[4:], implementation=implementation)
-        shown = self.pool, self.rotations, self.rules, self.summaries
-        seen = ListedCandidates((), self.policy, no_table, *shown, listed, positions)
-        worth = self.worth.of(layer, q[listed.row.clamp_min(0)], seen)
+        candidates = ListedCandidates(
+            (),
+            self.policy,
+            no_table,
+            self.pool,
+            self.rotations,
+            self.rules,
+            self.summaries,
+            listed,
+            positions,
+        )
+        worth = self.worth.of(layer, q[listed.row.clamp_min(0)], candidates)
         return PageScores.of(worth.contiguous(), listed, run)
 
 

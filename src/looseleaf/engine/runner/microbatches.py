@@ -109,8 +109,8 @@ def join_reads(
             joined.tail_starts[place] = groups.tail_starts[row]
         for some in result.selected:
             # rows behind the newest are revised ones, which count for nobody
-            rows = [place_of.get(row, num_outputs + row) for row in some.places]
-            selected.append(replace(some, places=rows))
+            rows = [place_of.get(row, num_outputs + row) for row in some.indices]
+            selected.append(replace(some, indices=rows))
     begun = [launched, *(result.launched for _, result in results)]
     return StepResult(logits, joined, selected, next((at for at in begun if at), None))
 
