@@ -19,8 +19,8 @@ def free_rows(device: torch.device, bytes_per_weight: int) -> int:
     return max(1, int(intensity * bytes_per_weight / 2))
 
 
-def window_for(wanted: int, num_outputs: int, free: int) -> int:
-    """The window of each of ``num_outputs`` outputs in a batch: ``wanted`` or fewer rows, at least
+def window_for(window: int, num_outputs: int, free: int) -> int:
+    """The window of each of ``num_outputs`` outputs in a batch: ``window`` or fewer rows, at least
     1.
     """
-    return max(1, min(wanted, free // max(1, num_outputs)))
+    return max(1, min(window, free // max(1, num_outputs)))

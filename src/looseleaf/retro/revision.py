@@ -1,4 +1,4 @@
-"""The rows of one output's revision window, independent of what its newest row chooses from.
+"""The revision window of one output, for pages and for host-resident keys.
 
 A step has the newest row and the window's past rows, each at its own position. Keys and values of
 past rows overwrite their old slots."""

@@ -53,7 +53,6 @@ def vector_scores(
         products: Tensor = grouped @ vectors.permute(0, 2, 3, 1)
         return products.mul_(scale)
     by_page = grouped[table.spans].transpose(1, 2)  # [rows, kv_heads, most, group, width]
-    products: Tensor = (
-        by_page @ vectors.transpose(1, 2)[..., None]
-    )  # [rows, kv_heads, most, group, 1]
-    return products[..., 0].transpose(2, 3) * scale
+    # [rows, kv_heads, most, group, 1]
+    scores: Tensor = by_page @ vectors.transpose(1, 2)[..., None]
+    return scores[..., 0].transpose(2, 3) * scale

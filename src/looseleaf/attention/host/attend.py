@@ -226,8 +226,8 @@ class HostedAttention:
         for n, unit in enumerate(indexes):
             partial = counts[n] < len(unit)
             if isinstance(unit, IvfIndex) and unit.estimate is not None and partial:
-                found = hits.ids[n], hits.scores[n]
-                estimate = attend_estimated(unit, queries[n], found, values[n], rule.softmax_scale)
+                hit = hits.ids[n], hits.scores[n]
+                estimate = attend_estimated(unit, queries[n], hit, values[n], rule.softmax_scale)
                 state.out[n, 0], state.lse[n, 0] = estimate
         out, lse = state.out.view(-1, heads, q.shape[2]), state.lse.view(-1, heads)
         return {

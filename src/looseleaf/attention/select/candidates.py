@@ -129,13 +129,13 @@ class RowCandidates(NamedTuple):
 
     ``columns`` is int32 ``[3, pages]``: page, frame position of its first slot, span index within
     the row. ``spans`` has offset Δ and bound of each span, ``bitmaps`` its hidden keys. ``limits``
-    has one limit a layer; ``others`` counts the always-read pages."""
+    has one limit a layer; ``num_other`` counts the always-read pages."""
 
     columns: IntArray
     spans: Sequence[tuple[int, int]]
     bitmaps: Sequence[Bitmap | None]
     limits: Sequence[int]
-    others: int
+    num_other: int
 
 
 class TableArrays(NamedTuple):
@@ -144,14 +144,14 @@ class TableArrays(NamedTuple):
     ``columns`` is ``[3, rows, most]``: page, frame position of its first slot, span; the padding
     repeats the row's first candidate. Of every span: ``span_row``, ``span_offset`` (Δ),
     ``span_bound`` (keys lie at frame positions before it), ``span_mask`` (start of its bitmap in
-    ``mask_words``, or -1). ``limits`` is ``[layers, rows]``; ``others`` counts the always-read
-    pages of a row.
+    ``mask_words``, or -1). ``limits`` is ``[layers, rows]``; ``num_other`` counts the
+    always-read pages of a row.
     """
 
     columns: IntArray
     num_pages: IntArray
     limits: IntArray
-    others: IntArray
+    num_other: IntArray
     span_row: IntArray
     span_offset: IntArray
     span_bound: IntArray
@@ -173,9 +173,9 @@ class TableArrays(NamedTuple):
         masks, words = join_bitmaps([bitmap for row in rows for bitmap in row.bitmaps])
         offsets, bounds = np.array([s for row in rows for s in row.spans], dtype=np.int32).T
         limits = np.array([row.limits for row in rows], dtype=np.int32).T
-        others = int32([row.others for row in rows])
+        num_other = int32([row.num_other for row in rows])
         row_of = np.repeat(np.arange(len(rows), dtype=np.int32), num_spans)
-        return cls(columns, counts, limits, others, row_of, offsets, bounds, int32(masks), words)
+        return cls(columns, counts, limits, num_other, row_of, offsets, bounds, int32(masks), words)
 
 
 @dataclass(frozen=True, eq=False)

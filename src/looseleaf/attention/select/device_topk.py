@@ -247,7 +247,7 @@ def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, In
         "num_rows": int32([num_rows]),
         "num_pages": padded(host.num_pages),
         "limit": _of_layers(host.limits, outputs).reshape(-1),
-        "first_recent": padded(host.num_pages - np.maximum(recent - host.others, 0)),
+        "first_recent": padded(host.num_pages - np.maximum(recent - host.num_other, 0)),
         "span_offset": of_spans(host.span_offset, 0),
         "span_bound": of_spans(host.span_bound, 0),
         "span_mask": of_spans(host.span_mask, -1),
