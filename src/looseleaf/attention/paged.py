@@ -67,9 +67,7 @@ class StepRows:
         """The chunks, with only the rows that have queries in the last layer."""
         assert self.logit_rows is not None, "the last layer has queries of every row"
         start, chunks = len(self.decode), []
-        assert list(self.logit_rows[:start]) == list(range(start)), (
-            "the last layer has queries of all decode rows"
-        )
+        assert list(self.logit_rows[:start]) == list(range(start)), "decode rows need queries"
         for chunk in self.chunks:
             stop = start + len(chunk.positions)
             rows = range(bisect_left(self.logit_rows, start), bisect_left(self.logit_rows, stop))
@@ -87,8 +85,7 @@ class PagedAttention:
     Groups of decode rows are cached while the rows stay the same. With ``batch_invariant`` a row is
     split and merged the same way in every batch. ``costs`` is the cost model of a GPU, None for the
     built-in one. ``row_dtype`` is the dtype of queries, keys and values, None for the pool's.
-    Layers with equal rotations share a table; all tables have equally many positions.
-    """
+    Layers with equal rotations share a table; all tables have equally many positions."""
 
     pool: PagePool
     rotations: tuple[Rotation, ...]
@@ -113,22 +110,12 @@ class PagedAttention:
             gathering=reads_gathered(kv, self._row_dtype, self.rules),
         )
         self._cpu = None
-        implementation = self.implementation
-        if implementation in ("cpu", "native") or (
-            implementation == "auto" and self.pool.kv.device.type == "cpu"
-        ):
-            native = implementation == "native" or (
-                implementation == "auto" and self._can_compile()
-            )
-            self._cpu = CpuAttention(
-                self.pool,
-                self.rotations,
-                self.rules,
-                self.num_qo_heads,
-                native,
-                self._row_dtype,
-                self.batch_invariant,
-            )
+        mode = self.implementation
+        if mode in ("cpu", "native") or (mode == "auto" and self.pool.kv.device.type == "cpu"):
+            native = mode == "native" or (mode == "auto" and self._can_compile())
+            pool, rules, dtype = self.pool, self.rules, self._row_dtype
+            num_heads, fixed = self.num_qo_heads, self.batch_invariant
+            self._cpu = CpuAttention(pool, self.rotations, rules, num_heads, native, dtype, fixed)
         # the planner's costs are those of GPUs
         step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
         group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
@@ -173,34 +160,26 @@ class PagedAttention:
         layer_reads, step_reads = self._read(rows.decode)
         logit_chunks = None if rows.logit_rows is None else rows.logit_chunks()
         if self._cpu is not None:
+            slots, positions = rows.slots, rows.frame_positions
             return self._cpu.step(
-                layer_reads,
-                step_reads,
-                rows.chunks,
-                logit_chunks,
-                rows.slots,
-                rows.frame_positions,
+                layer_reads, step_reads, rows.chunks, logit_chunks, slots, positions
             )
         layers = self._plans(layer_reads, rows.chunks)
         count_on_device(layer_reads)
         device = self.pool.kv.device
-        host_prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
+        prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
         if logit_chunks is not None:
             layers[-1] = self._plans(layer_reads[-1:], logit_chunks)[0]
-            host_prompts[-1] = hosted_chunks(logit_chunks, device, len(rows.decode))
+            prompts[-1] = hosted_chunks(logit_chunks, device, len(rows.decode))
         hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
-        return _OpsStep(
-            self, step_reads, layers, rows.slots, rows.frame_positions, hosted, host_prompts
-        )
+        return _OpsStep(self, step_reads, layers, rows.slots, rows.frame_positions, hosted, prompts)
 
     def load_hosted(self, decode: Sequence[DecodeRow], rows: int) -> DeviceWork | None:
         """A GPU step's reads of host-resident segments, with room for ``rows`` rows; None without
         such reads. After the launch of the step the caller must call `sent`."""
         if not any(row.hosted for row in decode):
             return None
-        assert isinstance(self.hosted, HostedDevice), (
-            "the implementation reads no host-resident segments"
-        )
+        assert isinstance(self.hosted, HostedDevice), "kernels without host-resident reads"
         each = ((row.position, row.hosted, row.window) for row in decode)
         return self.hosted.load(rows, *zip(*each, strict=True))
 
@@ -223,7 +202,6 @@ class PagedAttention:
         self, decode: Sequence[DecodeRow], chunks: Sequence[PrefillChunk], most_rows: int
     ) -> HostStep | None:
         """The work lists of a step on the host, to replay with ``most_rows`` rows.
-
         None if rows need a span list, read host-resident segments whole, or choose in a way that
         no device list supports."""
         if any(chunk.hosted for chunk in chunks):
@@ -244,9 +222,8 @@ class PagedAttention:
                 index_of[reads.key] = len(works)
                 works.append(ListedWork(work, choice))
         count_on_device(layer_reads)
-        return HostStep(
-            tuple(works), tuple(index_of[reads.key] for reads in layer_reads), step_reads
-        )
+        layers = tuple(index_of[reads.key] for reads in layer_reads)
+        return HostStep(tuple(works), layers, step_reads)
 
     def over(
         self,
@@ -313,8 +290,7 @@ class PagedAttention:
         return _LayerPlan(AttentionPlan(num_rows, work, spans), choice=filled)
 
     def _read(self, rows: Sequence[DecodeRow]) -> tuple[list[LayerReads], StepReads]:
-        """The reads of all layers and of the step; the groups are the same object while the rows
-        stay the same."""
+        """The reads of all layers and of the step; counts the groups."""
         layer_reads, step_reads = self._builder.of(rows)
         items = step_reads.groups.items
         if items:
@@ -329,8 +305,7 @@ class PagedAttention:
 @dataclass(frozen=True)
 class _LayerPlan:
     """The plan of a layer; chosen pages are in the plan's own list (``choice``), or join as states
-    (``selected``).
-    """
+    (``selected``)."""
 
     plan: AttentionPlan
     selected: "Sequence[Joining]" = ()
@@ -350,7 +325,7 @@ class _OpsStep:
     prompts: Sequence[Sequence[HostedChunk]]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        owner, implementation = self.attention, self.attention.implementation
+        owner, mode = self.attention, self.attention.implementation
         plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule = owner.rotations[layer], owner.rules[layer]
@@ -362,23 +337,14 @@ class _OpsStep:
         # candidate pages are final, so their scores need not wait for the store
         store_with_scores = choice is not None and plan.spans is None
         if not store_with_scores:
-            store_kv(*rows[:4], rotation, k_pages, v_pages, implementation)
+            store_kv(*rows[:4], rotation, k_pages, v_pages, mode)
         if not len(q):
             return q
         new = None
         if plan.spans is not None:
             spans = plan.spans
             patch = slot_positions if spans.mask_words.numel() else None
-            new = prefill_attention(
-                q[split:],
-                k_pages,
-                v_pages,
-                spans,
-                rotation,
-                rule,
-                patch,
-                implementation=implementation,
-            )
+            new = prefill_attention(q[split:], k_pages, v_pages, spans, rotation, rule, patch, mode)
             if split == 0:
                 return self._with_hosted(layer, q, new)
         out = torch.empty_like(q)
@@ -386,7 +352,7 @@ class _OpsStep:
         if plan.work is not None:
             work = plan.work
             if choice is not None:
-                choice.fill(layer, q[:split], rows if store_with_scores else None, implementation)
+                choice.fill(layer, q[:split], rows if store_with_scores else None, mode)
                 work = choice.filled
             states = self._states(layer, q[:split], work)
             if work.whole and split == len(q):
@@ -398,28 +364,17 @@ class _OpsStep:
             carried = None if self.hosted is None else self.hosted.join()
             if carried is not None and kept is not None:
                 # a row continues from one state, so the kept one is merged first
-                states = merge_states(
-                    states, indptr, kept=kept, implementation=implementation, indptr_ready=True
-                )
+                states = merge_states(states, indptr, kept=kept, implementation=mode, indptr_ready=True)
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
                 assert carried is None and kept is None, "finished rows have no further states"
                 pages = k_pages, v_pages
                 lse = finish_rows(
-                    states,
-                    q[:split],
-                    pages,
-                    work,
-                    rotation,
-                    rule,
-                    out[:split],
-                    implementation=implementation,
+                    states, q[:split], pages, work, rotation, rule, out[:split], mode
                 ).lse
             else:
-                lse = merge_states(
-                    states, indptr, carried, out[:split], kept, implementation, indptr_ready=True
-                ).lse
+                lse = merge_states(states, indptr, carried, out[:split], kept, mode, indptr_ready=True).lse
         if new is not None:
             out[split:] = new.out
         if not self.prompts[layer]:
@@ -432,15 +387,9 @@ class _OpsStep:
         owner = self.attention
         k_pages, v_pages = owner.pool.layer(layer)
         patch = owner.pool.slot_positions if work.mask_words.numel() else None
+        rotation, rule = owner.rotations[layer], owner.rules[layer]
         return partial_attention(
-            q,
-            k_pages,
-            v_pages,
-            work,
-            owner.rotations[layer],
-            owner.rules[layer],
-            patch,
-            owner.implementation,
+            q, k_pages, v_pages, work, rotation, rule, patch, owner.implementation
         )
 
     def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:

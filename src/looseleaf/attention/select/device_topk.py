@@ -33,12 +33,7 @@ from looseleaf.attention.select.worklist_scores import (
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import KeptStates
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.ops.select_pages import (
-    CandidateList,
-    SeenPages,
-    best_run,
-    select_pages,
-)
+from looseleaf.ops.select_pages import CandidateList, SeenPages, best_run, select_pages
 from looseleaf.ops.store_kv import NewRows
 
 # few sizes of room and spans, since each size needs its own CUDA graphs
@@ -399,10 +394,6 @@ class DeviceChoice:
         states, windows = self.states, self.buffer.windows
         if states is None:
             return None
-        return SeenPages(
-            states.registers[layer],
-            states.booked[layer],
-            windows["slot"],
-            windows["newly_sealed"],
-            self.buffer.seen,
-        )
+        registers, booked = states.registers[layer], states.booked[layer]
+        newly_sealed = windows["newly_sealed"]
+        return SeenPages(registers, booked, windows["slot"], newly_sealed, self.buffer.seen)

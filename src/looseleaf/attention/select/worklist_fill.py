@@ -75,12 +75,7 @@ class ChosenShape:
     def chosen(self, work: WorkList) -> ChosenPages:
         """The region of a list of `with_room` that `select_pages` writes."""
         return ChosenPages(
-            work,
-            self.room,
-            self.num_parts,
-            self.items_per_head,
-            self._least_pages,
-            self.window,
+            work, self.room, self.num_parts, self.items_per_head, self._least_pages, self.window
         )
 
     @property
