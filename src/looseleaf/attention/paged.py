@@ -364,7 +364,9 @@ class _OpsStep:
             carried = None if self.hosted is None else self.hosted.join()
             if carried is not None and kept is not None:
                 # a row continues from one state, so the kept one is merged first
-                states = merge_states(states, indptr, kept=kept, implementation=mode, indptr_ready=True)
+                states = merge_states(
+                    states, indptr, kept=kept, implementation=mode, indptr_ready=True
+                )
                 numbers = torch.arange(len(states.lse) + 1, dtype=torch.int32, device=q.device)
                 indptr, kept = numbers, None
             if work.finishing:
@@ -374,7 +376,9 @@ class _OpsStep:
                     states, q[:split], pages, work, rotation, rule, out[:split], mode
                 ).lse
             else:
-                lse = merge_states(states, indptr, carried, out[:split], kept, mode, indptr_ready=True).lse
+                lse = merge_states(
+                    states, indptr, carried, out[:split], kept, mode, indptr_ready=True
+                ).lse
         if new is not None:
             out[split:] = new.out
         if not self.prompts[layer]:

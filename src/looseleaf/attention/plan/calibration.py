@@ -133,9 +133,9 @@ def measure_costs(
 
     def fastest(usual: TileCost, rows: int, readers: int) -> TileCost:
         costs = [_tile_cost(probe, usual, rows, readers, shape.num_kv_heads)]
-        processors = usual.programs // usual.tile.programs_per_processor
+        processors = usual.programs // usual.tile.programs_per_sm
         for tile in other_tiles_of[usual.tile]:
-            guess = replace(usual, tile=tile, programs=tile.programs_per_processor * processors)
+            guess = replace(usual, tile=tile, programs=tile.programs_per_sm * processors)
             costs.append(_tile_cost(probe, guess, rows, readers, shape.num_kv_heads))
         return min(costs, key=lambda cost: (cost.start + LONG * cost.per_key) / cost.programs)
 

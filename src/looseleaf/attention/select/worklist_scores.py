@@ -57,7 +57,7 @@ class Scored(NamedTuple):
         """The scores of ``layer`` for unrotated queries ``q``; stores the ``new`` rows."""
         if self.worth is None:
             assert self.summaries is not None, "product scores need page summaries"
-            rule = self.rotations[layer], self.rules[layer], self.pool.page_size
+            rules = LayerRules(self.rotations[layer], self.rules[layer], self.pool.page_size)
             vectors = self.summaries.layer(layer)
             return page_scores(q, vectors, listed, positions, rules, run, new, implementation)
         if new is not None:
