@@ -36,7 +36,7 @@ from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig, TierCon
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import IntegrityError, InvalidOption, InvalidRequest
 from looseleaf.prompt.request import DocumentPart, Request
 from looseleaf.tiers import RemoteTier
@@ -113,8 +113,8 @@ class Fuzz:
         )
         made = random_engine("tiny", config, decoder.device, decoder)
         if made.tiering.controller is not None:
-            # of a pace that is not known a document is always loaded
-            made.tiering.controller.pace = ComputePace()
+            # without a known compute time documents are always loaded
+            made.tiering.controller.compute_time = ComputeTime()
         return made
 
     def add(self, engine: Engine, ask: Ask) -> RequestProgress:
@@ -183,7 +183,7 @@ class Fuzz:
 
     def _end(self, engine: Engine) -> None:
         """Close an engine, and count its preemptions and the damage that it met in Redis."""
-        self.preempted += engine.books.counters.preemptions
+        self.preempted += engine.accounting.counters.preemptions
         engine.close()
         for guard in engine.tiers.guards if engine.tiers is not None else ():
             if isinstance(guard.tier, RemoteTier):

@@ -35,7 +35,7 @@ from looseleaf.config import (
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidRequest
 from looseleaf.models import Decoder
 from looseleaf.prompt.request import DocumentPart, Policies, PromptParts, Request, TextPart
@@ -142,10 +142,10 @@ class Stress:
             ),
             tiers=tiers,
         )
-        engine = random_engine(self.shape, config, self.device, self.decoder)
-        if engine.tiering.controller is not None:
-            # an unknown compute time means that documents are always loaded
-            engine.tiering.controller.pace = ComputePace()
+        base = random_engine(self.shape, config, self.device, self.decoder)
+        if base.tiering.controller is not None:
+            # without a known compute time documents are always loaded
+            base.tiering.controller.compute_time = ComputeTime()
         self.engines += 1
         return engine
 

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from looseleaf import Fuse
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from tests.engine.harness import Folder, assert_same_answers, make_llm
 from tests.engine.harness import ask as ask_with
 from tests.engine.tiered import PARAMS, forget_pool, load_always, prompts, tiered
@@ -21,7 +21,7 @@ def test_a_balanced_budget_grows_with_the_time_that_documents_take_to_load(
     (held,) = llm.generate([prompt], PARAMS, fuse=fuse)
     tiering = llm.engine.tiering
     assert tiering.controller is not None and llm.engine.tiers is not None
-    tiering.controller.pace.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
+    tiering.controller.compute_time.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
     shares = []
     for seconds in (1e-5, 0.06, 0.1, 0.15):
         forget_pool(llm)
@@ -57,7 +57,7 @@ def test_a_budget_is_raised_past_what_replays_only_if_loads_take_no_longer_for_i
     (first,) = llm.generate([prompt], PARAMS, fuse=fuse)
     tiering, tiers = llm.engine.tiering, llm.engine.tiers
     assert tiering.controller is not None and tiers is not None
-    tiering.controller.pace.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
+    tiering.controller.compute_time.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
     tiers.predict = lambda tier, sizes: 0.1  # type: ignore[method-assign]
     recomputed = sum(document.recomputed for document in first.reuse.documents)
     limit = first.reuse.text_tokens + recomputed + 12
@@ -96,7 +96,7 @@ def test_all_is_computed_again_where_nearly_all_would_take_longer(
     everything = 1e-3 * (first.reuse.text_tokens + again)
     tiering = llm.engine.tiering
     assert tiering.controller is not None and llm.engine.tiers is not None
-    tiering.controller.pace.predict = (  # type: ignore[method-assign]
+    tiering.controller.compute_time.predict = (  # type: ignore[method-assign]
         lambda rows, pairs, blends=False: 1e-3 * rows * (2 if blends else 1)
     )
     ratios = []
@@ -133,9 +133,9 @@ def test_a_budget_in_seconds_is_what_the_pass_can_compute_in_them(
     checkpoint: Folder, selector: Literal["random", "first", "question", "links", "deviation"]
 ) -> None:
     llm, prompt = make_llm(checkpoint()), prompts()[2]
-    pace = ComputePace()
-    pace.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
-    llm.engine.tiering.measured_pace = lambda: pace
+    compute_time = ComputeTime()
+    compute_time.predict = lambda rows, pairs, **_: 1e-3 * rows  # type: ignore[method-assign]
+    llm.engine.tiering.measured_compute_time = lambda: compute_time
     layers = {"check_layers": (1,)} if selector == "deviation" else {}
     counts = []
     for seconds in (1e-4, 0.05, 0.08, 9.0):
@@ -163,8 +163,10 @@ def test_a_model_whose_pace_nobody_knows_is_timed_when_a_budget_is_a_time(
     llm, prompt = make_llm(checkpoint()), prompts()[2]
     (output,) = llm.generate([prompt], PARAMS, fuse=Fuse("random", seconds=60.0))
     assert output.reuse.fuse is not None and output.reuse.fuse.ratio == pytest.approx(1, abs=0.01)
-    known = llm.engine.tiering.measured_pace()
-    assert llm.engine.tiering.measured_pace() is known and known.predict(10, 100) is not None
+    known = llm.engine.tiering.measured_compute_time()
+    assert (
+        llm.engine.tiering.measured_compute_time() is known and known.predict(10, 100) is not None
+    )
     llm.engine.check()
 
 

@@ -16,7 +16,7 @@ from looseleaf.blend import token_scoring as evidence
 from looseleaf.engine import runner as running
 from looseleaf.engine.runner import step as stepping
 from looseleaf.engine.runner.batch import step_rows
-from looseleaf.graphs.late_rows import Entering
+from looseleaf.graphs.late_rows import LateRows
 from looseleaf.graphs.rows import RowInputs
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
@@ -70,7 +70,7 @@ def test_rows_enter_late_in_steps_of_any_kind_with_the_same_answers(
     late: list[int] = []
     enter = running.enter_late
 
-    def counted(entering: Sequence[Entering], slots: Tensor) -> Any:
+    def counted(entering: Sequence[LateRows], slots: Tensor) -> Any:
         late.extend(some.layer for some in entering)
         return enter(entering, slots)
 

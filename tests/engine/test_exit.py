@@ -32,10 +32,10 @@ document = DocumentPart(tuple(range(100)), 0, "document")
 request = Request("one", (document, TextPart((1, 2))), SamplingParams(max_tokens=400))
 """
 LOADING = """
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.tiers.stores.host import HostReader
 
-engine.tiering.controller.pace = ComputePace()  # so documents are always loaded
+engine.tiering.controller.compute_time = ComputeTime()  # so documents are always loaded
 engine.warm(request.parts)
 while engine.has_work:
     engine.step()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, Fuse
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.engine.tiering.load_controller import LoadingController, pass_seconds
 from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, document, drawn, words
@@ -17,7 +17,7 @@ PARAMS = drawn(3, max_tokens=1)
 Pass = tuple[int, int, bool]
 
 
-class Expecting(ComputePace):
+class Expecting(ComputeTime):
     """Notes what is asked of it and what it is told: rows, pairs, whether it blends."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ def test_what_a_pass_is_expected_to_read_is_what_it_reads(
     expecting = Expecting()
     tiering, choose = llm.engine.tiering, LoadingController.choose
     assert tiering.controller is not None
-    tiering.controller.pace = expecting
+    tiering.controller.compute_time = expecting
     recorder: Any = llm.engine.runner
-    recorder.runner = replace(recorder.runner, pace=expecting)
+    recorder.runner = replace(recorder.runner, compute_time=expecting)
 
     def chosen(self: LoadingController, sequence: Any, *others: Any) -> Any:
         told = choose(self, sequence, *others)
@@ -74,7 +74,7 @@ def test_rows_that_only_decode_tell_nothing_of_passes(checkpoint: Folder) -> Non
     """On a CPU they take another way, in a fraction of the time of as many new rows."""
     llm, expecting = tiered(checkpoint(), host_gib=0.01), Expecting()
     recorder: Any = llm.engine.runner
-    recorder.runner = replace(recorder.runner, pace=expecting)
+    recorder.runner = replace(recorder.runner, compute_time=expecting)
     (output,) = llm.generate([[words(1, 9), document(1, 30), "who?"]], drawn(3, max_tokens=6))
     llm.close()
     assert sum(rows for rows, _, _ in expecting.told) == len(output.prompt_token_ids)
@@ -86,10 +86,10 @@ def expected_first_token(llm: LLM, prompt: list[Any], **policies: Any) -> tuple[
     expecting, tiering, tiers = Expecting(), llm.engine.tiering, llm.engine.tiers
     assert tiering.controller is not None and tiers is not None
     expecting.predict = lambda rows, pairs, **_: float(rows)  # type: ignore[method-assign]
-    tiering.controller.pace = expecting
+    tiering.controller.compute_time = expecting
     tiers.predict = lambda tier, sizes: 0.0  # type: ignore[method-assign]
     recorder: Any = llm.engine.runner
-    recorder.runner = replace(recorder.runner, pace=expecting)
+    recorder.runner = replace(recorder.runner, compute_time=expecting)
     (output,) = llm.generate([prompt], PARAMS, **policies)
     assert output.reuse.loading is not None
     return output.reuse.loading.total_predicted, sum(rows for rows, _, _ in expecting.told)

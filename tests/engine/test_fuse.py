@@ -10,7 +10,7 @@ import torch
 from looseleaf import Fuse
 from looseleaf.blend import Candidates, Deviation
 from looseleaf.blend.fusion import make_selector
-from looseleaf.blend.token_scoring import Evidence
+from looseleaf.blend.token_scoring import TokenScoring
 from looseleaf.engine.sequence import Phase
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.llm import make_config
@@ -313,13 +313,13 @@ def test_requests_that_ask_by_their_text_ask_together_and_choose_as_alone(
     asked: list[Any] = [([*SEVERAL, words(20 + n, 4 + n)], fuse) for n, fuse in enumerate(fuses)]
     llm = make_llm(checkpoint("llama"))
     passes: list[int] = []
-    received = Evidence._received
+    received = TokenScoring._received
 
-    def counted(self: Evidence, readers: Any, *rest: Any) -> Any:
+    def counted(self: TokenScoring, readers: Any, *rest: Any) -> Any:
         passes.append(len(readers))
         return received(self, readers, *rest)
 
-    monkeypatch.setattr(Evidence, "_received", counted)
+    monkeypatch.setattr(TokenScoring, "_received", counted)
     alone = [blend(llm, *one) for one in asked]
     assert passes == [1] * (1 + 4 + 1 + 4)
     passes.clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from looseleaf import LLM, Fuse
 from looseleaf.blend import fusion as fusions
-from looseleaf.blend.token_scoring import Evidence
+from looseleaf.blend.token_scoring import TokenScoring
 from looseleaf.config import FuseSelector
 from looseleaf.engine.sequence import Phase
 from looseleaf.engine.sequence import Sequence as OneOutput
@@ -134,13 +134,13 @@ def test_in_its_true_prefix_a_document_deviates_by_rounding_only(
     """Measured, not known from where it stands; elsewhere every document deviates."""
     monkeypatch.setattr(fusions, "is_exact", lambda use: False)
     measured: list[Tensor] = []
-    deviations = Evidence._deviations
+    deviations = TokenScoring._deviations
 
-    def listen(self: Evidence, *given: Any) -> Tensor:
+    def listen(self: TokenScoring, *given: Any) -> Tensor:
         measured.append(deviations(self, *given))
         return measured[-1]
 
-    monkeypatch.setattr(Evidence, "_deviations", listen)
+    monkeypatch.setattr(TokenScoring, "_deviations", listen)
     llm = cold(family)
     fuse = Fuse("deviation", threshold=1e-3, check_layers=(2,))
     prompt = [LEAD, document(1, 23), document(2, 21), words(2, 9)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from looseleaf.config import CacheConfig, EngineConfig, TierConfig
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.prompt.request import DocumentPart, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers.stores.host import HostTier
@@ -21,8 +21,8 @@ def test_a_load_that_ended_before_its_request_was_aborted_harms_no_other(
     config = EngineConfig("cpu", cache=CacheConfig(num_pages=64), tiers=tiers)
     engine = random_engine("tiny", config, torch.device("cpu"))
     assert engine.tiers is not None and engine.tiering.controller is not None
-    # of a pace that is not known a document is always loaded
-    engine.tiering.controller.pace = ComputePace()
+    # without a known compute time documents are always loaded
+    engine.tiering.controller.compute_time = ComputeTime()
     engine.warm((DOCUMENT, TextPart((1,))))
     while engine.has_work:
         engine.step()

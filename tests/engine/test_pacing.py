@@ -11,7 +11,7 @@ from looseleaf import Fuse
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf.engine.tiering.compute_time import (
-    ComputePace,
+    ComputeTime,
     Launched,
     count_pairs,
     count_read,
@@ -47,22 +47,24 @@ def test_a_tier_that_has_become_slow_is_known_to_be_after_a_few_loads() -> None:
 
 @given(st.floats(1e-4, 0.1), st.floats(1e-6, 1e-3), st.floats(0, 1e-7))
 def test_the_pace_of_a_model_is_found_from_its_steps(a: float, b: float, c: float) -> None:
-    pace = ComputePace()
-    assert pace.predict(1, 1) is None
+    compute_time = ComputeTime()
+    assert compute_time.predict(1, 1) is None
     shapes = [(1, 1), (16, 200), (64, 2000), (256, 2000), (700, 700), (700, 3000)]
     for rows, keys in shapes * 3:
         pairs = count_pairs([(rows, max(rows, keys))])
-        pace.observe(rows, pairs, a + b * rows + c * pairs)
+        compute_time.observe(rows, pairs, a + b * rows + c * pairs)
     for rows, keys in ((10, 100), (400, 1000)):
         pairs = count_pairs([(rows, keys)])
-        assert pace.predict(rows, pairs) == pytest.approx(a + b * rows + c * pairs, rel=0.02)
+        assert compute_time.predict(rows, pairs) == pytest.approx(
+            a + b * rows + c * pairs, rel=0.02
+        )
 
 
 def test_no_term_of_the_pace_is_negative_whatever_was_seen() -> None:
-    pace = ComputePace()
+    compute_time = ComputeTime()
     for rows, seconds in ((10, 5.0), (100, 0.1), (1000, 0.3)):
-        pace.observe(rows, rows * rows, seconds)
-    low, high = pace.predict(10, 100), pace.predict(2000, 4_000_000)
+        compute_time.observe(rows, rows * rows, seconds)
+    low, high = compute_time.predict(10, 100), compute_time.predict(2000, 4_000_000)
     assert low is not None and high is not None and 0 <= low <= high
 
 
@@ -162,17 +164,19 @@ def test_who_reads_to_choose_can_not_be_balanced(selector: str) -> None:
 
 
 def test_a_pass_that_blends_has_pairs_of_its_own_price() -> None:
-    pace = ComputePace()
+    compute_time = ComputeTime()
     for rows in (10, 100, 1000):
-        pace.observe(rows, rows * rows, 2e-3 * rows + 1e-6 * rows * rows)
+        compute_time.observe(rows, rows * rows, 2e-3 * rows + 1e-6 * rows * rows)
     # nobody knows better yet
-    assert pace.predict(100, 10_000, blends=True) == pace.predict(100, 10_000)
+    assert compute_time.predict(100, 10_000, blends=True) == compute_time.predict(100, 10_000)
     for _ in range(3):
-        pace.observe(400, 300_000, 0.8 + 4e-6 * 300_000, blends=True)
+        compute_time.observe(400, 300_000, 0.8 + 4e-6 * 300_000, blends=True)
     for rows, pairs in ((100, 20_000), (700, 900_000)):
-        blended = pace.predict(rows, pairs, blends=True)
+        blended = compute_time.predict(rows, pairs, blends=True)
         assert blended == pytest.approx(2e-3 * rows + 4e-6 * pairs, rel=0.02)
-        assert pace.predict(rows, pairs) == pytest.approx(2e-3 * rows + 1e-6 * pairs, rel=0.02)
+        assert compute_time.predict(rows, pairs) == pytest.approx(
+            2e-3 * rows + 1e-6 * pairs, rel=0.02
+        )
 
 
 @given(st.lists(st.integers(0, 99), unique=True, max_size=99), st.integers(0, 40))
@@ -207,11 +211,11 @@ def test_steps_of_a_gpu_are_known_without_what_they_waited_for() -> None:
             return 1e3 * (other.at - self.at)
 
     def seconds(waits: list[tuple[float, float]]) -> float | None:
-        pace = ComputePace()
+        compute_time = ComputeTime()
         events = [(Event(since), Event(until)) for since, until in waits]
-        pace.pending.append(Launched(Event(1.0), Event(2.0), 100, 100, False, events))
-        pace.collect()
-        return pace.predict(100, 100)
+        compute_time.pending.append(Launched(Event(1.0), Event(2.0), 100, 100, False, events))
+        compute_time.collect()
+        return compute_time.predict(100, 100)
 
     assert seconds([]) == pytest.approx(1.0)
     assert seconds([(1.0, 1.02), (1.5, 1.56)]) == pytest.approx(0.92)

@@ -212,7 +212,7 @@ def test_a_request_that_leaves_before_its_document_came_is_counted_once(
     while engine.has_work:
         engine.step()
     assert since(at_first, llm)[:2] == [0, 1]
-    assert not engine.books._coming
+    assert not engine.accounting._coming
     llm.close()
 
 

@@ -35,7 +35,7 @@ def load_always(llm: LLM) -> None:
     """Take every document from a tier that has it, however small and quick to compute."""
     tiering = llm.engine.tiering
     assert tiering.controller is not None
-    tiering.controller.pace.predict = lambda *_, **__: None  # type: ignore[method-assign]
+    tiering.controller.compute_time.predict = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def forget_pool(llm: LLM) -> None:

@@ -39,7 +39,7 @@ def tokens(llm: LLM) -> list[tuple[int, ...]]:
 def loaded_again_and_again(llm, way, turns=20):
     """The answers of documents that were computed, then of the same from a tier, so many times."""
     tiering = llm.engine.tiering
-    tiering.controller.pace.predict = lambda *_, **__: None
+    tiering.controller.compute_time.predict = lambda *_, **__: None
     answers = [tokens(llm)]
     for _ in range(turns):
         # other text takes the pages that were let go of, at once

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looseleaf.graphs.layerwise import Following
+from looseleaf.graphs.layerwise import LayerwiseWait
 from looseleaf.tiers.transfer.speed import Probe, TierSpeed
 
 
@@ -80,5 +80,5 @@ def test_what_a_launched_pass_awaits_on_a_gpu_hears_of_it(timed: bool) -> None:
             self.beside = True
 
     one = Coming()
-    Following(lambda layer, q, k, v: torch.empty(0), [one], timed=timed)
+    LayerwiseWait(lambda layer, q, k, v: torch.empty(0), [one], timed=timed)
     assert one.beside is timed

@@ -28,7 +28,7 @@ from looseleaf.blend import (
     kv_deviation,
 )
 from looseleaf.blend.fusion import Begun, FusedRows, Fusion, IntArray
-from looseleaf.graphs.layerwise import Following, follow
+from looseleaf.graphs.layerwise import LayerwiseWait, wait_for_layer
 from looseleaf.graphs.prefill import PassGraphs, no_rows
 from looseleaf.graphs.rows import join_tables, to_device
 from looseleaf.kv.store import PendingLoad
@@ -67,7 +67,7 @@ class _Readers:
 
 
 @dataclass
-class Evidence:
+class TokenScoring:
     """Chooses tokens with one model over one pool. A layer of a pass comes behind that layer of the
     documents ``awaited``, and what waiting for them raises, `choose` raises. ``passes`` has graphs
     of passes of few rows, if there are any."""
@@ -207,7 +207,7 @@ class Evidence:
         hooked: Sequence[int] | None = None,
     ) -> None:
         self._launched = self._launched or time.perf_counter()
-        self.model.forward(tokens, Following(attend, self.awaited), hook, hooked=hooked)
+        self.model.forward(tokens, LayerwiseWait(attend, self.awaited), hook, hooked=hooked)
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:
         """The tokens left behind the last check layer, of a pass that all begin together.
@@ -293,7 +293,7 @@ class Evidence:
     ) -> Float[Tensor, " rows"]:
         """How far fresh keys and values of document tokens are from the stored ones."""
         pool = self.attention.pool
-        follow(self.awaited, layer)
+        wait_for_layer(self.awaited, layer)
         slots, places = fusion.stored_slots(positions)
         numbers = np.stack([*np.divmod(slots, pool.page_size), places])
         held = to_device(torch.from_numpy(numbers), hidden.device)

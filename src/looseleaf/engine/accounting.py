@@ -37,8 +37,8 @@ class _Coming:
 
 
 @dataclass(eq=False)
-class Books:
-    """Books of one engine. A step is booked right after it was launched.
+class Accounting:
+    """Accounting of one engine. A step is booked right after it was launched.
 
     ``on_queued`` hears for each request how many seconds it waited, when it is admitted, or when it
     ends without; ``on_first_token`` after how many seconds its first token came, when it does. Both

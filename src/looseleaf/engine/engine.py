@@ -11,7 +11,7 @@ from itertools import count
 from torch import Tensor
 
 from looseleaf.config import EngineConfig
-from looseleaf.engine.accounting import Books
+from looseleaf.engine.accounting import Accounting
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.background import BackgroundWork
 from looseleaf.engine.canary import Canary
@@ -21,7 +21,7 @@ from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
 from looseleaf.engine.fork_guard import only_here
-from looseleaf.engine.input_processor import Intake
+from looseleaf.engine.input_processor import InputProcessor
 from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
@@ -88,14 +88,14 @@ class Engine:
         self.hosting = Hosting.create(parts.runner, parts.keys, config)
         calls = self.warm, self.abort
         self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
-        self.books = Books(parts.runner.attention, self.documents, config.cache.page_size)
+        self.accounting = Accounting(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
         prefixes, features = config.cache.prefix_caching, Features.create(parts.runner, config)
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
         about = parts.max_model_len, shape, features, parts.runner.break_even
         made = self.grammars, self._admission, *about, self.hosting.find, self.hosting.is_coming
-        self._intake = Intake(parts.tokenizer, *made)
+        self._input_processor = InputProcessor(parts.tokenizer, *made)
         work = self._admission, self.hosting.chunk_tokens, self.tiering
         self._scheduler = Scheduler(config.scheduler, *work)
         self._drawing = Drawing(parts.runner.model.device)
@@ -106,7 +106,7 @@ class Engine:
         self._background = BackgroundWork()
         self.hosting.enlist = enlist = self._background.enlist
         waiting = self._scheduler.waiting
-        self._canary = Canary(config, self.books.counters, self.add, waiting, enlist)
+        self._canary = Canary(config, self.accounting.counters, self.add, waiting, enlist)
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: InFlightStep | None = None
         # also where nobody closes it: what was computed is to be found the next time
@@ -117,7 +117,7 @@ class Engine:
     @property
     def counters(self) -> EngineCounters:
         """Sums since the engine was made."""
-        return self.books.counters
+        return self.accounting.counters
 
     @property
     def has_work(self) -> bool:
@@ -158,7 +158,7 @@ class Engine:
         number = next(self._warm_numbers if request.warms else self._numbers)
         if request.fuse is not None:
             request = self._canary.adjusted(request)
-        progress = self._intake.take(request, self.config.seed + number)
+        progress = self._input_processor.take(request, self.config.seed + number)
         if arrived is not None:
             progress.arrived = arrived
         self._requests[request.request_id] = progress
@@ -213,7 +213,7 @@ class Engine:
         Raises EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: the answer is not complete")
-        begun = self.books.begin_step()
+        begun = self.accounting.begin_step()
         changed = self._expire(begun) if self._deadlines.entries else []
         if self._background.works:
             self._background.step()
@@ -224,7 +224,7 @@ class Engine:
             self._finish(launched, changed)
         if self._warming:
             changed += self._end_warm()
-        self.last_step = self.books.end_step(launched.work if launched else None)
+        self.last_step = self.accounting.end_step(launched.work if launched else None)
         return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
@@ -244,7 +244,7 @@ class Engine:
         """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
         try:
             if work.admitted or work.preempted:
-                self.books.book_admissions(work, self._outputs)
+                self.accounting.book_admissions(work, self._outputs)
             if work.empty:
                 return None
             computed = self._compute(work, previous)
@@ -256,7 +256,7 @@ class Engine:
         work, result = computed.work, computed.result
         if work.empty:
             return None
-        self.books.book_step(work, result, self._outputs)
+        self.accounting.book_step(work, result, self._outputs)
         sequences, logits = drawing_rows(work, result.logits)
         outputs = [self._outputs[sequence] for sequence in sequences]
         if not outputs:
@@ -347,7 +347,7 @@ class Engine:
         except Exception as error:
             self._fail([output.request], error)
             return
-        self.books.book_token(output.request)
+        self.accounting.book_token(output.request)
         if output.finished:
             self._retire(output)
 
@@ -388,7 +388,7 @@ class Engine:
         if progress.finished:
             progress.mark_finished()
             self._requests.pop(name, None)
-            self.books.book_end(progress)
+            self.accounting.book_end(progress)
             if progress.request.fuse is not None or progress.request.canary:
                 self._canary.ended(progress)
 

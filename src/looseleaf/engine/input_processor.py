@@ -22,7 +22,7 @@ from looseleaf.sparse import BreakEven, make_policy
 
 
 @dataclass(frozen=True)
-class Intake:
+class InputProcessor:
     """Makes sequences, samplers and stop checkers of requests, for one model and pool."""
 
     tokenizer: Tokenizer

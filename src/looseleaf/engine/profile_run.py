@@ -9,7 +9,7 @@ from looseleaf.attention.paged import StepRows
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf.engine.runner.runner import Runner
-from looseleaf.engine.tiering.compute_time import ComputePace, count_keys, count_read
+from looseleaf.engine.tiering.compute_time import ComputeTime, count_keys, count_read
 from looseleaf.engine.tiering.load_controller import LoadingController
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.kv.store import SegmentStore
@@ -24,16 +24,16 @@ _LONGEST = 0.5
 
 def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Tiering:
     """The tiering of an engine that runs nothing yet; measures now, if there are tiers."""
-    pace = runner.pace or ComputePace()
+    compute_time = runner.compute_time or ComputeTime()
 
-    def measured() -> ComputePace:
+    def measured() -> ComputeTime:
         # without tiers nobody needs to know, until a budget is a time
-        if pace.predict(1, 1) is None:
-            measure_pace(runner, pace)
-        return pace
+        if compute_time.predict(1, 1) is None:
+            measure_compute_time(runner, compute_time)
+        return compute_time
 
     if tiers is None:
-        return Tiering(store, measured_pace=measured)
+        return Tiering(store, measured_compute_time=measured)
     tiers.measure()
     controller = LoadingController(
         tiers, measured(), runner.model.config.num_layers, runner.replayed_rows
@@ -42,7 +42,7 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
 
 
 @torch.inference_mode()
-def measure_pace(runner: Runner, pace: ComputePace) -> None:
+def measure_compute_time(runner: Runner, compute_time: ComputeTime) -> None:
     """Time passes of several lengths over pages that nobody uses, each after one that is not
     counted; the last one computes every fourth token again."""
     pool = runner.pool
@@ -61,12 +61,12 @@ def measure_pace(runner: Runner, pace: ComputePace) -> None:
                 return
             spans = (ReadSpan(pages, 0, positions_read.stop, 0),)
             seconds = _time_pass(runner, pages, PrefillChunk(positions_read, spans))
-            pace.observe(len(positions_read), count_keys(positions_read), seconds)
+            compute_time.observe(len(positions_read), count_keys(positions_read), seconds)
             taken += seconds
         blended = _blended(pages, patch, most)
         pool.set_positions(patch, blended.positions)
         seconds = _time_pass(runner, patch, blended)
-        pace.observe(len(blended.positions), count_read(blended), seconds, blends=True)
+        compute_time.observe(len(blended.positions), count_read(blended), seconds, blends=True)
     finally:
         pool.free([*pages, *patch])
 

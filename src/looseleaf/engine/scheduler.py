@@ -163,8 +163,8 @@ class Scheduler:
         idle = not decode and not chunks and not choosing
         if idle and self.tiering.arriving and not any(s.warms and s.warm for s in self.running):
             # nothing else to do than to follow what arrives close behind
-            choosing, budget = self._choosing(budget, following=True)
-            chunks = self._fill_chunks(budget, following=True)
+            choosing, budget = self._choosing(budget, layerwise=True)
+            chunks = self._fill_chunks(budget, layerwise=True)
             if not chunks and not choosing:
                 self.tiering.wait(_LONGEST_WAIT)
             idle = False
@@ -341,7 +341,7 @@ class Scheduler:
     def _requeue(self, skipped: Iterable[Sequence]) -> None:
         self.waiting.extendleft(reversed(list(skipped)))
 
-    def _choosing(self, budget: int, *, following: bool = False) -> tuple[list[Sequence], int]:
+    def _choosing(self, budget: int, *, layerwise: bool = False) -> tuple[list[Sequence], int]:
         """Sequences that choose tokens in this step, and what they leave of the budget.
 
         Their passes are not cut, so the first may overdraw it."""
@@ -350,17 +350,17 @@ class Scheduler:
             fusion = sequence.fusion
             if fusion is None or budget <= 0:
                 continue
-            if sequence.must_choose(following=following):
+            if sequence.must_choose(layerwise=layerwise):
                 choosing.append(sequence)
                 budget -= fusion.num_evidence_rows
         return choosing, budget
 
-    def _fill_chunks(self, budget: int, *, following: bool = False) -> list[Chunk]:
+    def _fill_chunks(self, budget: int, *, layerwise: bool = False) -> list[Chunk]:
         chunks: list[Chunk] = []
         for sequence in self.running:
             if sequence.phase is not Phase.PREFILL:
                 continue
-            for target in sequence.pending(following=following):
+            for target in sequence.pending(layerwise=layerwise):
                 if budget <= 0:
                     return chunks
                 if isinstance(target, DocumentUse) and target.scheduled == 0:

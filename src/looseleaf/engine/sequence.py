@@ -235,9 +235,9 @@ class Sequence:
             rows = feature.rows(self, rows, num_outputs, num_new_rows)
         return rows
 
-    def pending(self, *, following: bool = False) -> Iterator[TextRun | DocumentUse | Fusion]:
+    def pending(self, *, layerwise: bool = False) -> Iterator[TextRun | DocumentUse | Fusion]:
         """Parts that may be computed now, in order; a document not ready holds back the text behind
-        it, but for one that is arriving if a step may be ``following`` it layer by layer.
+        it, but for one that is arriving if a step may be ``layerwise`` it layer by layer.
         """
         if self.warms and self.warm:
             return
@@ -248,14 +248,14 @@ class Sequence:
         fusion = self.fusion
         for part in self.parts:
             if fusion is not None and part is fusion.parts[0]:
-                ready = all(self._ready(use, following) for use in fusion.documents)
+                ready = all(self._ready(use, layerwise) for use in fusion.documents)
                 if ready and fusion.chosen and fusion.scheduled < fusion.num_tokens:
                     yield fusion
                 return
             if isinstance(part, TextRun):
                 if part.scheduled < part.num_tokens:
                     yield part
-            elif isinstance(part, DocumentUse) and not self._ready(part, following):
+            elif isinstance(part, DocumentUse) and not self._ready(part, layerwise):
                 return
 
     def arriving(self, stop: TextRun | None = None) -> list[PendingLoad]:
@@ -264,15 +264,15 @@ class Sequence:
         held = [part.segment for part in parts if isinstance(part, DocumentUse)]
         return [s.arriving for s in held if s is not None and s.arriving is not None]
 
-    def must_choose(self, *, following: bool = False) -> bool:
+    def must_choose(self, *, layerwise: bool = False) -> bool:
         """Whether all is there that tells which tokens are computed again, and they are not chosen;
-        documents that are arriving too, if a step may be ``following`` them layer by layer.
+        documents that are arriving too, if a step may be ``layerwise`` them layer by layer.
         """
         fusion = self.fusion
         if fusion is None or fusion.chosen or self.phase is not Phase.PREFILL:
             return False
         before = self.parts[: self.parts.index(fusion.parts[0])]
-        return all(self._is_there(use, following) for use in self.documents) and all(
+        return all(self._is_there(use, layerwise) for use in self.documents) and all(
             run.computed == run.num_tokens for run in before if isinstance(run, TextRun)
         )
 
@@ -301,14 +301,14 @@ class Sequence:
         blended = self.fusion.num_chosen() if self.fusion else []
         return [0] * (len(self.documents) - len(blended)) + blended
 
-    def _ready(self, use: DocumentUse, following: bool) -> bool:
-        return self._is_there(use, following) or self._in_step(use)
+    def _ready(self, use: DocumentUse, layerwise: bool) -> bool:
+        return self._is_there(use, layerwise) or self._in_step(use)
 
-    def _is_there(self, use: DocumentUse, following: bool) -> bool:
+    def _is_there(self, use: DocumentUse, layerwise: bool) -> bool:
         segment = use.segment
         if segment is None:
             return False
-        return segment.ready or (following and segment.arriving is not None)
+        return segment.ready or (layerwise and segment.arriving is not None)
 
     def _in_step(self, use: DocumentUse) -> bool:
         """Whether an owned document is complete once this step's chunks are written."""

@@ -1,4 +1,4 @@
-"""Rows that enter a step at a later layer, because the layers before it are computed already."""
+"""Late rows: rows that enter a step at a later layer, because earlier layers are computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,28 +11,31 @@ from looseleaf.types import LayerHook
 
 
 @dataclass(frozen=True)
-class Entering:
-    """Rows ``rows`` of a step, rising, whose ``hidden`` states before ``layer`` are known; what
-    they keep of the layers before is stored, and stays."""
+class LateRows:
+    """Ascending ``rows`` of a step that enter at ``layer``, with their ``hidden`` states before it.
+
+    Their keys and values of earlier layers are stored already and do not change."""
 
     layer: int
     rows: IntArray
     hidden: Tensor
 
 
-def enter_late(entering: Sequence[Entering], slots: Tensor) -> LayerHook:
-    """The hook of a step with these rows, whose keys and values go to ``slots``: it withholds those
-    of the rows that have not entered, and is called in front of the layers at which they do."""
-    told = [(some, to_device(torch.from_numpy(some.rows), slots.device)) for some in entering]
-    withheld = [slots[rows] for _, rows in told]
-    for _, rows in told:
+def enter_late(late_rows: Sequence[LateRows], slots: Tensor) -> LayerHook:
+    """The hook that inserts late rows; it runs before each layer at which rows enter.
+
+    ``slots`` of the late rows are -1 until they enter, so earlier layers do not write their keys
+    and values."""
+    groups = [(late, to_device(torch.from_numpy(late.rows), slots.device)) for late in late_rows]
+    late_slots = [slots[rows] for _, rows in groups]
+    for _, rows in groups:
         slots[rows] = -1
 
     def enter(layer: int, hidden: Tensor) -> Tensor:
-        for (some, rows), kept in zip(told, withheld, strict=True):
-            if some.layer == layer:
-                slots[rows] = kept
-                hidden = hidden.index_copy(0, rows, some.hidden)
+        for (late, rows), own_slots in zip(groups, late_slots, strict=True):
+            if late.layer == layer:
+                slots[rows] = own_slots
+                hidden = hidden.index_copy(0, rows, late.hidden)
         return hidden
 
     return enter

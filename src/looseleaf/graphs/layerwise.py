@@ -1,4 +1,4 @@
-"""The attention of a step whose documents are arriving: a layer's keys come before its rows."""
+"""Layer-wise wait: each layer of a step waits for the KV pages of that layer that still load."""
 
 import time
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from looseleaf.types import Attend
 
 
 @dataclass
-class Following:
-    """``attend`` behind what is ``awaited``, layer by layer; ``waited`` counts the seconds that the
-    host waited for it. On a GPU, if it is to be ``timed``, ``waits`` are when its stream began to
-    wait, and when it had what it waited for; and what is awaited hears that it comes beside
+class LayerwiseWait:
+    """``attend``, which waits for that layer of the ``awaited`` loads first.
+
+    ``waited`` are the seconds that the host waited. If ``timed``, on a GPU, ``waits`` are the begin
+    and end of each wait of the stream, and the loads are notified that they run beside
     launches."""
 
     attend: Attend
@@ -30,17 +31,16 @@ class Following:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         begun, since = time.perf_counter(), _now() if self.timed else None
-        follow(self.awaited, layer)
+        wait_for_layer(self.awaited, layer)
         self.waited += time.perf_counter() - begun
         if since is not None:
             self.waits.append((since, _now()))
         return self.attend(layer, q, k, v)
 
 
-def follow(awaited: Sequence[PendingLoad], layer: int) -> None:
-    """What is launched next finds ``layer`` of all that is ``awaited``; raises what waiting for one
-    of them raises."""
-    # what is sent together comes together: one wait is enough
+def wait_for_layer(awaited: Sequence[PendingLoad], layer: int) -> None:
+    """Make later launches wait for ``layer`` of all ``awaited`` loads; raises their errors."""
+    # loads of one transfer share an event, which needs one wait
     events = [arriving.sent_by(layer) for arriving in awaited]
     for event in dict.fromkeys(event for event in events if event is not None):
         event.wait()

@@ -1,8 +1,7 @@
-"""A pass captured as several graphs, each a stretch of layers.
+"""Piecewise capture: a pass as several graphs, each of consecutive layers.
 
-The first ones are computed while the documents of the next are on their way. Stretches are short at
-first, since the device has nothing else to do, and at the end, since they are what is left when the
-last layer has come."""
+A piece computes while the documents of the next piece load. The first pieces are short, because the
+device is idle until they start. The last ones are short, because they run after the last load."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,13 +12,13 @@ from torch import Tensor
 
 from looseleaf.types import Attend
 
-# a layer takes about as long to arrive as to be computed: what waits for many waits long
+# loading a layer takes about as long as computing it, so longer pieces wait longer
 _LONGEST = 2
 
 
 def stretches(num_layers: int) -> list[int]:
-    """The layers with which graphs begin: each as long as what is before it, half as long as what
-    is left, and not too long."""
+    """The first layer of each piece. A piece is at most as long as all earlier layers, half of the
+    remaining layers, and `_LONGEST`."""
     lengths: list[int] = []
     while (start := sum(lengths)) < num_layers:
         lengths.append(max(1, min(start, (num_layers - start) // 2, _LONGEST)))
@@ -34,17 +33,17 @@ class Cutting:
         self._starts, self._pool = frozenset(starts), pool
 
     def begin(self) -> None:
-        """The next graph."""
+        """Begin the next graph."""
         self.graphs.append(torch.cuda.CUDAGraph())
-        # threads of the tiers may wait for the device meanwhile
+        # threads of the tiers may wait for the device during the capture
         self.graphs[-1].capture_begin(self._pool, "thread_local")
 
     def end(self) -> None:
-        """The latest graph is complete."""
+        """Complete the current graph."""
         self.graphs[-1].capture_end()
 
     def within(self, attend: Attend) -> Attend:
-        """``attend`` with the cuts in front of it."""
+        """``attend``, which begins a new graph before the layers of ``starts``."""
 
         def cut(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layer in self._starts:

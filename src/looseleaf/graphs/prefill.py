@@ -28,8 +28,8 @@ from looseleaf.attention.watched import (
     watched_chunks,
 )
 from looseleaf.graphs.decode import Replayable, room_for, undisturbed
-from looseleaf.graphs.late_rows import Entering
-from looseleaf.graphs.layerwise import follow
+from looseleaf.graphs.late_rows import LateRows
+from looseleaf.graphs.layerwise import wait_for_layer
 from looseleaf.graphs.piecewise import Cutting, stretches
 from looseleaf.graphs.row_buffer import RowBuffer
 from looseleaf.graphs.rows import RowInputs, to_device
@@ -125,12 +125,12 @@ class PassGraphs:
         rows: RowInputs,
         chunks: Sequence[PrefillChunk],
         awaited: Sequence[PendingLoad],
-        entering: Sequence[Entering] = (),
+        late_rows: Sequence[LateRows] = (),
     ) -> StepResult | None:
         """The result of a step of these chunks only, or None if it is not for a
-        graph. Rows that are ``entering`` do so at one layer. Each layer comes behind that layer of
+        graph. Rows that are ``late_rows`` do so at one layer. Each layer comes behind that layer of
         the documents ``awaited``, and the call raises what waiting for them raises."""
-        layers = list(dict.fromkeys(some.layer for some in entering))
+        layers = list(dict.fromkeys(some.layer for some in late_rows))
         if len(layers) > 1:
             return None
         if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
@@ -141,7 +141,7 @@ class PassGraphs:
             return None
         captured = self._pass_for(PassKey(capacity, layers[0] if layers else None))
         self._await_fetch()
-        self._load(rows.table, rows.wanted, entering)
+        self._load(rows.table, rows.wanted, late_rows)
         captured.buffer.load(spans)
         launched = self._replay(captured, awaited)
         return StepResult.of_chunks(captured.logits[: len(rows.wanted)], launched)
@@ -222,7 +222,7 @@ class PassGraphs:
         """Run a pass; returns when its launches began, on the clock `time.perf_counter`."""
         launched = time.perf_counter()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
-            follow(awaited, stop)
+            wait_for_layer(awaited, stop)
             graph.replay()
             if graph is captured.graphs[0] and self._fetched is not None:
                 self._fetched.record()
@@ -234,13 +234,13 @@ class PassGraphs:
             self._fetched.synchronize()
 
     def _load(
-        self, table: IntArray, wanted: Sequence[int], entering: Sequence[Entering] = ()
+        self, table: IntArray, wanted: Sequence[int], late_rows: Sequence[LateRows] = ()
     ) -> None:
         """Write the numbers of the rows, and bring the states of those that enter late."""
-        self._rows.load(table, wanted, [some.rows for some in entering])
-        for some in entering:
+        self._rows.load(table, wanted, [some.rows for some in late_rows])
+        for some in late_rows:
             rows = to_device(torch.from_numpy(some.rows), self.model.device)
-            self._entering[rows] = some.hidden
+            self._late_states[rows] = some.hidden
 
     @cached_property
     def has_units(self) -> bool:
@@ -254,7 +254,7 @@ class PassGraphs:
         return torch.cuda.Stream(self.model.device)
 
     @cached_property
-    def _entering(self) -> Tensor:
+    def _late_states(self) -> Tensor:
         """The hidden states of rows that enter behind the first layer; of others, anything."""
         size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
         return torch.zeros(size, dtype=model.dtype, device=model.device)
@@ -317,7 +317,7 @@ class PassGraphs:
 
         def enter(layer: int, hidden: Tensor) -> Tensor:
             kept.copy_(slots)
-            return torch.where((before < 0)[:, None], self._entering[: len(hidden)], hidden)
+            return torch.where((before < 0)[:, None], self._late_states[: len(hidden)], hidden)
 
         attend = self.attention.over_spans(buffer.spans, kept, places)
         hidden = self.model.forward(tokens, within(attend), enter, hooked=(enters,))

@@ -1,5 +1,6 @@
-"""The numbers of a pass's rows at fixed addresses, for graphs: written anew for every pass, which
-fetches them."""
+"""The row table of a pass at fixed addresses, for graphs.
+
+The host writes it for every pass, and the pass copies it to the device."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,16 +12,16 @@ from torch import Tensor
 from looseleaf.attention.buffers.pinned_buffer import PinnedBuffer
 from looseleaf.attention.plan.lists import IntArray
 
-# token, slot, place and first slot of a row that is none
+# token, slot, offset and first slot of a padding row
 _PADDING = np.array([[0], [-1], [0], [-1]])
 
 
 class RowBuffer:
-    """Of up to ``capacity`` rows token, slot, place, and the slot until late rows enter; then which
-    rows' logits are wanted. Rows that pad have slot -1, and so do those that have not entered.
+    """Five numbers of up to ``capacity`` rows: token, slot, offset in the segment, slot before late
+    rows enter, and logit rows. The slot of padding rows and of rows that have not entered is -1.
 
-    ``numbers`` is always the same tensor. There is one place to write them to: who does so waits
-    until what stood there has been fetched."""
+    ``numbers`` is one tensor. The host buffer is single, so a writer waits until the previous
+    `fetch` has ended."""
 
     numbers: Int[Tensor, "5 capacity"]
 
@@ -29,24 +30,25 @@ class RowBuffer:
         size = 2 * 5 * capacity
         self._buffer = PinnedBuffer({"rows": size}, device)
         self.numbers = self._buffer.tensors["rows"].view(torch.int64).view(5, capacity)
-        self._told = self._buffer.numbers[:size].view(np.int64).reshape(5, capacity)
+        self._host = self._buffer.numbers[:size].view(np.int64).reshape(5, capacity)
 
-    def load(self, table: IntArray, wanted: Sequence[int], late: Iterable[IntArray] = ()) -> None:
-        """Write the rows of ``table``, which is that of `RowInputs`; those in ``late`` enter
-        later."""
-        told, rows = self._told, table.shape[1]
-        told[:3, :rows] = table
-        told[3, :rows] = table[1]
-        for some in late:
-            told[3, some] = -1
-        told[:4, rows:] = _PADDING
-        told[4] = 0
-        told[4, : len(wanted)] = wanted
+    def load(
+        self, table: IntArray, logit_rows: Sequence[int], late_rows: Iterable[IntArray] = ()
+    ) -> None:
+        """Write ``table`` of a `RowInputs`, its logit rows, and its late rows."""
+        host, num_rows = self._host, table.shape[1]
+        host[:3, :num_rows] = table
+        host[3, :num_rows] = table[1]
+        for rows in late_rows:
+            host[3, rows] = -1
+        host[:4, num_rows:] = _PADDING
+        host[4] = 0
+        host[4, : len(logit_rows)] = logit_rows
 
     def clear(self) -> None:
-        self._told[:4] = _PADDING
-        self._told[4] = 0
+        self._host[:4] = _PADDING
+        self._host[4] = 0
 
     def fetch(self) -> None:
-        """Bring the written numbers to the device when it comes to this."""
+        """Copy the written numbers to the device, in stream order."""
         self._buffer.fetch()

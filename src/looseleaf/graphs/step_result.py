@@ -13,10 +13,10 @@ from looseleaf.attention.select.attend_pages import SelectedRows
 class StepResult:
     """The result of a step.
 
-    ``logits`` ``[rows, vocab_size]`` are of its decode rows, then of chunks that end a prompt.
-    ``groups`` are those of the decode rows in the first layer, the same object while the same rows
-    go on; ``selected`` are the rows that choose what they read, by policy. ``launched`` is when the
-    device first got something to do, on the clock `time.perf_counter`."""
+    ``logits`` ``[rows, vocab_size]`` belong to its decode rows, then to chunks that end a prompt.
+    ``groups`` are the groups of decode rows in the first layer; consecutive steps of the same rows
+    share the object. ``selected`` are the rows that select pages, by policy. ``launched`` is the
+    time of the first launch, on the clock `time.perf_counter`."""
 
     logits: Tensor
     groups: Groups

@@ -286,8 +286,8 @@ def make_service(
     if advice:
         log.info("sampling_defaults", source="generation_config.json", **advice)
     engine = llm.engine
-    engine.books.on_queued = metrics.queued.observe
-    engine.books.on_first_token = metrics.first_token.observe
+    engine.accounting.on_queued = metrics.queued.observe
+    engine.accounting.on_first_token = metrics.first_token.observe
     dtype = str(engine.runner.model.dtype).removeprefix("torch.")
     metrics.build.info({"version": __version__, "model": next(iter(models)), "dtype": dtype})
     return Service(

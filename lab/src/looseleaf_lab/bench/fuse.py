@@ -22,7 +22,7 @@ from looseleaf.config import CacheConfig, EngineConfig, Fuse, SchedulerConfig, T
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
@@ -150,7 +150,7 @@ class _Bench:
         # without a measured compute time, the controller always loads
         controller = engine.tiering.controller
         assert controller is not None
-        controller.pace = ComputePace()
+        controller.compute_time = ComputeTime()
         bench = cls(config, engine)
         bench.corpus = [bench._document(n) for n in range(config.stored)]
         for document in bench.corpus:

@@ -25,7 +25,7 @@ import torch
 from looseleaf.config import Fuse, TierConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.reports.outputs import RequestOutput
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.engine.tiering.load_controller import LoadingController
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.llm import make_config
@@ -113,7 +113,10 @@ class _Target:
         assert controller is not None, "an engine over tiers"
         self.controller = controller
         self.always_load = _Always(
-            controller.tiers, controller.pace, controller.num_layers, controller.replayed_rows
+            controller.tiers,
+            controller.compute_time,
+            controller.num_layers,
+            controller.replayed_rows,
         )
 
     @property
@@ -204,10 +207,10 @@ def _best(rows: Sequence[Row]) -> float:
 
 
 def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
-    """An engine over these tiers, with an unmeasured compute time."""
+    """An engine over these tiers, which has measured them."""
     base = config.make()
-    runner = replace(base.runner, pace=ComputePace())
-    # room to stage all documents, because skipped ones could never be loaded
+    runner = replace(base.runner, compute_time=ComputeTime())
+    # all documents on their way to a tier at once: what is left out would not be there to load
     staging = max(1.0, config.space / 2**31)
     tiers_of_engine = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0, staging_gib=staging))
     keys, longest = base.documents.keys, base.max_model_len

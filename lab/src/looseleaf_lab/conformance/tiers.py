@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.stores.base import Fault, Reader
 from looseleaf.tiers.wrapping import WrappedTier
@@ -178,8 +178,8 @@ def _tiered(subject: Subject, name: str, **overrides: Any) -> Iterator[tuple[Scr
         engine = subject.scripted_engine(**options, staging_gib=room, **overrides)
         controller = engine.engine.tiering.controller
         assert controller is not None
-        # an unmeasured compute time makes every load worthwhile
-        controller.pace = ComputePace()
+        # who knows nothing of how fast the model computes takes what a tier has
+        controller.compute_time = ComputeTime()
         try:
             yield engine, Path(folder)
         finally:

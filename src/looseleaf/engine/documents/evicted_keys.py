@@ -13,7 +13,7 @@ _FEW = 256
 
 
 @dataclass(eq=False)
-class Departed:
+class EvictedSegmentKeys:
     """Keys by content, which is what a document is apart from its contexts."""
 
     tiers: Tiers | None

@@ -11,7 +11,7 @@ from itertools import dropwhile, islice
 from looseleaf.config import IndexConfig
 from looseleaf.config.option import require_text
 from looseleaf.engine.documents.entry import DocumentInfo, Registered, content_key, count_source
-from looseleaf.engine.documents.evicted_keys import Departed
+from looseleaf.engine.documents.evicted_keys import EvictedSegmentKeys
 from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import DocumentSource, ReuseReport
@@ -53,7 +53,7 @@ class Documents:
     _by_content: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._departed = Departed(self.tiers)
+        self._evicted_keys = EvictedSegmentKeys(self.tiers)
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
@@ -184,7 +184,7 @@ class Documents:
         self._by_content[entry.content].remove(entry)
         if not self._by_content[entry.content]:
             del self._by_content[entry.content]
-            gone |= self._departed.take(entry.content)
+            gone |= self._evicted_keys.take(entry.content)
         for key in [*entry.ahead, *entry.others]:
             self._detach(entry, key)
             segment = self.store.find(key)
@@ -277,7 +277,7 @@ class Documents:
         # finished parts of its index stay, for the try that follows
         for key in entry.ahead:
             self._detach(entry, key)
-            self._departed.add(content, key)
+            self._evicted_keys.add(content, key)
         entry.ahead, entry.error, entry.hostings, entry.stored = {}, None, {}, {}
         return entry
 
@@ -312,12 +312,12 @@ class Documents:
         if entry in holders:
             return
         holders.append(entry)
-        self._departed.discard(entry.content, key)
+        self._evicted_keys.discard(entry.content, key)
         if key not in entry.ahead:
             for old in [k for k in entry.others if self.store.find(k) is None]:
                 entry.others.remove(old)
                 self._detach(entry, old)
-                self._departed.add(entry.content, old)
+                self._evicted_keys.add(entry.content, old)
             entry.others.add(key)
 
     def _detach(self, entry: Registered, key: SegmentKey) -> None:

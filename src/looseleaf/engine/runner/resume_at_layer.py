@@ -1,5 +1,4 @@
-"""Rows of a step that come to its layers late, since the first ones were passed elsewhere: what
-chose the tokens of a request by their deviation has computed them up to there."""
+"""Rows that resume at a layer: token scoring by deviation has computed the layers before it."""
 
 from collections.abc import Iterable
 
@@ -7,13 +6,12 @@ import numpy as np
 
 from looseleaf.blend.fusion import Fusion
 from looseleaf.engine.scheduler import Chunk
-from looseleaf.graphs.late_rows import Entering
+from looseleaf.graphs.late_rows import LateRows
 
 
-def find_entering(chunks: Iterable[Chunk], first_row: int) -> list[Entering]:
-    """The rows of ``chunks`` that enter late, if those of the first one begin with
-    ``first_row``."""
-    found = []
+def find_late_rows(chunks: Iterable[Chunk], first_row: int) -> list[LateRows]:
+    """The late rows of ``chunks``, whose first row is ``first_row`` of the step."""
+    late_rows = []
     for chunk in chunks:
         begun = chunk.target.begun if isinstance(chunk.target, Fusion) else None
         if begun is not None:
@@ -22,6 +20,6 @@ def find_entering(chunks: Iterable[Chunk], first_row: int) -> list[Entering]:
             positions = chunk.target.positions[which]
             rows = np.searchsorted(chunk.target.rows.positions, positions) - chunk.start
             if len(rows):
-                found.append(Entering(begun.layer, first_row + rows, begun.hidden[which]))
+                late_rows.append(LateRows(begun.layer, first_row + rows, begun.hidden[which]))
         first_row += chunk.stop - chunk.start
-    return found
+    return late_rows

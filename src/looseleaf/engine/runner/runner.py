@@ -20,7 +20,7 @@ from looseleaf.attention.plan.cost_model import CostModel
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
-from looseleaf.blend.token_scoring import Evidence
+from looseleaf.blend.token_scoring import TokenScoring
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.runner.microbatches import (
     join_reads,
@@ -34,11 +34,11 @@ from looseleaf.engine.runner.pass_timer import PassTimer
 from looseleaf.engine.runner.step import Step, prepare_step
 from looseleaf.engine.runner.warmup import warming
 from looseleaf.engine.scheduler import StepWork
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidOption
 from looseleaf.graphs.decode import StepGraphs
 from looseleaf.graphs.late_rows import enter_late
-from looseleaf.graphs.layerwise import Following
+from looseleaf.graphs.layerwise import LayerwiseWait
 from looseleaf.graphs.prefill import MAX_ROWS, PassGraphs
 from looseleaf.graphs.rows import arrived_tokens, to_device
 from looseleaf.graphs.step_result import StepResult
@@ -62,7 +62,7 @@ class Runner:
     """A model with its pool and attention on one device.
 
     ``graphs`` and ``passes`` are None where steps do not replay. With ``runs_ahead`` a step may be
-    run before the tokens of the last one have arrived. ``pace`` hears how long steps take that
+    run before the tokens of the last one have arrived. ``compute_time`` hears how long steps take that
     prefill or blend.
     """
 
@@ -72,7 +72,7 @@ class Runner:
     graphs: StepGraphs | None = None
     passes: PassGraphs | None = None
     runs_ahead: bool = False
-    pace: ComputePace | None = None
+    compute_time: ComputeTime | None = None
 
     @classmethod
     def create(
@@ -117,8 +117,10 @@ class Runner:
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
             # a padded pass may have other bits
             passes = None if attention.batch_invariant else PassGraphs(model, attention)
-        pace = ComputePace() if config.tiers.any else None
-        return cls(model, pool, attention, graphs, passes, runs_ahead=on_gpu, pace=pace)
+        compute_time = ComputeTime() if config.tiers.any else None
+        return cls(
+            model, pool, attention, graphs, passes, runs_ahead=on_gpu, compute_time=compute_time
+        )
 
     @property
     def break_even(self) -> BreakEven | None:
@@ -225,15 +227,17 @@ class Runner:
             attend = feature.wrap(attend, its_rows, asked)
         # rows that only decode take another way, in a fraction of the time of as many new ones
         timer = None
-        if self.pace is not None and step.chunks:
-            timer = PassTimer(self.pace, device)
-        following = None
+        if self.compute_time is not None and step.chunks:
+            timer = PassTimer(self.compute_time, device)
+        layerwise = None
         if step.awaited:
-            following = Following(attend, step.awaited, self.runs_ahead and self.pace is not None)
-            attend = following
+            layerwise = LayerwiseWait(
+                attend, step.awaited, self.runs_ahead and self.compute_time is not None
+            )
+            attend = layerwise
         hook, hooked = None, None
-        if step.entering:
-            hook, hooked = enter_late(step.entering, slots), [e.layer for e in step.entering]
+        if step.late_rows:
+            hook, hooked = enter_late(step.late_rows, slots), [e.layer for e in step.late_rows]
         index = None if asked is None else rows.asked_on(device)
         launched = time.perf_counter()
         hidden = self.model.forward(tokens, attend, hook, index, hooked)
@@ -245,7 +249,7 @@ class Runner:
             hidden = rows.without_past(hidden)
         logits = self.model.logits(hidden)
         if timer is not None:
-            timer.end(step, following)
+            timer.end(step, layerwise)
         return StepResult(logits, *paged.reads, launched)
 
     def _run_both(
@@ -290,7 +294,7 @@ class Runner:
         """Have the sequences that choose tokens know them; returns when that was launched."""
         awaited = [arriving for s in work.choosing for arriving in s.arriving()]
         fusions = [s.fusion for s in work.choosing if s.fusion is not None]
-        return Evidence(self.model, self.attention, awaited, self.passes).choose(fusions)
+        return TokenScoring(self.model, self.attention, awaited, self.passes).choose(fusions)
 
     def _replay(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult | None:
         """The result of a step for which there are graphs, else None."""
@@ -298,16 +302,16 @@ class Runner:
         if self.passes is not None and not step.decode:
             in_parts = self.passes.sooner(chunks)
         patched = bool(chunks) and is_patched(chunks)
-        if self.graphs is not None and not (step.awaited or step.entering or in_parts or patched):
+        if self.graphs is not None and not (step.awaited or step.late_rows or in_parts or patched):
             result = self.graphs.run(step.rows, step.decode, chunks, previous)
             if result is not None:
                 return result
         if self.passes is None or step.decode or not (step.awaited or patched or in_parts):
             return None
         timer = None
-        if patched and not step.awaited and self.pace is not None:
-            timer = PassTimer(self.pace, self.model.device)
-        result = self.passes.run(step.rows, chunks, step.awaited, step.entering)
+        if patched and not step.awaited and self.compute_time is not None:
+            timer = PassTimer(self.compute_time, self.model.device)
+        result = self.passes.run(step.rows, chunks, step.awaited, step.late_rows)
         if result is not None and timer is not None:
             timer.end_replay(step)
         return result

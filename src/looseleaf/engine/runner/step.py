@@ -1,4 +1,4 @@
-"""A step as the runner prepares it, and its result: logits, and how its decode rows read."""
+"""A step on the host: the rows, chunks and features that the runner passes to the model."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -8,9 +8,9 @@ from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.blend.fusion import Fusion
 from looseleaf.engine.runner.batch import step_rows
-from looseleaf.engine.runner.resume_at_layer import find_entering
+from looseleaf.engine.runner.resume_at_layer import find_late_rows
 from looseleaf.engine.scheduler import StepWork
-from looseleaf.graphs.late_rows import Entering
+from looseleaf.graphs.late_rows import LateRows
 from looseleaf.graphs.rows import RowInputs
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
@@ -18,11 +18,11 @@ from looseleaf.prompt.feature import Feature, FeatureRows
 
 @dataclass(frozen=True)
 class Step:
-    """A step on the host: its decode rows, its chunks and the numbers of all rows.
+    """The decode rows, chunks and row table of a step.
 
-    ``features`` are the rows of sequences that use features. ``fusions`` are the passes that blend
-    from their first row on, ``entering`` their rows that enter late, and ``awaited`` the documents
-    that rows read and that are still arriving."""
+    ``features`` pairs each feature with the rows of its sequence. ``fusions`` are the blending
+    passes whose first row is in this step, and ``late_rows`` their rows that enter at a later
+    layer. ``awaited`` are the loads of documents that rows read."""
 
     work: StepWork
     decode: Rows[DecodeRow]
@@ -30,7 +30,7 @@ class Step:
     rows: RowInputs
     features: Rows[tuple[Feature, FeatureRows]] = ()
     fusions: Rows[Fusion] = ()
-    entering: Rows[Entering] = ()
+    late_rows: Rows[LateRows] = ()
     awaited: Rows[PendingLoad] = ()
 
     @property
@@ -40,15 +40,15 @@ class Step:
 
     @property
     def sees_queries(self) -> bool:
-        """Whether the last layer makes queries of all rows."""
+        """Whether a feature needs the last layer's queries of all rows."""
         return any(feature.sees_queries for feature, _ in self.features)
 
 
-def prepare_step(work: StepWork, each: Rows[Rows[DecodeRow]], page_size: int) -> Step:
-    """The step of ``work``; ``each`` has the rows of every output that decodes, newest first."""
-    past = [row for rows in each for row in rows[1:]]
-    decode = [rows[0] for rows in each] + past
-    num_past = [len(rows) - 1 for rows in each] if past else ()
+def prepare_step(work: StepWork, outputs: Rows[Rows[DecodeRow]], page_size: int) -> Step:
+    """The step of ``work``; ``outputs`` has the rows of every decoding output, newest first."""
+    past = [row for rows in outputs for row in rows[1:]]
+    decode = [rows[0] for rows in outputs] + past
+    num_past = [len(rows) - 1 for rows in outputs] if past else ()
     rows = step_rows(work, page_size, num_past)
     chunks = [chunk.prefill() for chunk in work.chunks] if work.chunks else []
     features = list(_features(work, decode, chunks))
@@ -57,16 +57,16 @@ def prepare_step(work: StepWork, each: Rows[Rows[DecodeRow]], page_size: int) ->
     awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
     targets = [(c.target, c.start) for c in work.chunks]
     fusions = [target for target, start in targets if isinstance(target, Fusion) and start == 0]
-    entering = list[Entering]()
+    late_rows = list[LateRows]()
     if any(isinstance(target, Fusion) for target, _ in targets):
-        entering = find_entering(work.chunks, len(decode))
-    return Step(work, decode, chunks, rows, features, fusions, entering, awaited)
+        late_rows = find_late_rows(work.chunks, len(decode))
+    return Step(work, decode, chunks, rows, features, fusions, late_rows, awaited)
 
 
 def _features(
     work: StepWork, decode: Rows[DecodeRow], chunks: Rows[PrefillChunk]
 ) -> Iterator[tuple[Feature, FeatureRows]]:
-    """The features of the sequences of a step, with the newest row or the chunk of each."""
+    """The features of each sequence, with its newest row or its chunk."""
     for row, sequence in enumerate(work.decode):
         for feature in sequence.features:
             yield feature, FeatureRows(sequence, range(row, row + 1), decode[row])

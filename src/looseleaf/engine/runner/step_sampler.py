@@ -1,5 +1,6 @@
-"""The tokens of a step: drawn for all of its outputs at once, and where that fails one by one, so
-that a fault ends the request it concerns and no other."""
+"""Sampling of a step: one batch of all outputs, or one output at a time after a fault.
+
+A fault then ends only the request that causes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ OnFault = Callable[[OutputProgress, Exception], None]
 
 @dataclass(frozen=True)
 class Draw:
-    """Tokens for ``outputs``, in the order of ``sampled``; ``arrival`` brings them to the host."""
+    """Tokens for ``outputs``, in the order of ``sampled``; ``arrival`` copies them to the host."""
 
     outputs: list[OutputProgress]
     sampled: SampledTokens
@@ -27,7 +28,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class InFlightStep:
-    """A step that the device computes or has computed, and the tokens that it yields."""
+    """A launched step and its sampled tokens."""
 
     work: StepWork
     draws: list[Draw]
@@ -35,7 +36,7 @@ class InFlightStep:
 
 @dataclass(eq=False)
 class Drawing:
-    """Samples steps; the batch of the same outputs is kept while they go on together."""
+    """Samples steps. Consecutive steps of the same outputs share one sampling batch."""
 
     device: torch.device
     _sampler: Sampler = field(default_factory=Sampler)
@@ -48,7 +49,8 @@ class Drawing:
         logits: Float[Tensor, "outputs vocab_size"],
         on_fault: OnFault,
     ) -> list[Draw]:
-        """The next token of every output; ``on_fault`` hears whose failed, and ends it."""
+        """The next token of every output. ``on_fault`` is called with each output that fails, and
+        ends it."""
         try:
             sampled = self._sampler.sample(logits, self._batch_of(outputs))
             return [Draw(outputs, sampled, Arrival.of(sampled.token_ids))]
@@ -57,7 +59,7 @@ class Drawing:
             if len(outputs) == 1:
                 on_fault(outputs[0], error)
                 return []
-        # one by one, to see whose fault it was; so far no state has changed
+        # a failed batch has changed no state, so each output can be sampled separately
         return [
             draw
             for row, output in enumerate(outputs)

@@ -1,6 +1,6 @@
-"""How fast a model computes, as measured: seconds of a step by its rows and what they read.
+"""The compute time of a model: seconds of a step, predicted from its rows and the keys they read.
 
-Measured once at the start, with passes over pages that nobody uses, and then by the steps that run.
+The first observations are passes over free pages at the start. Later ones are the engine's steps.
 """
 
 import time
@@ -21,7 +21,7 @@ _MOST_WAITING = 0.1
 
 @runtime_checkable
 class Moment(Protocol):
-    """When a stream came to a point, as an event of `torch.cuda` knows it; times in ms."""
+    """A point of a stream in time, as an event of `torch.cuda`; times in ms."""
 
     def query(self) -> bool: ...
 
@@ -29,12 +29,12 @@ class Moment(Protocol):
 
 
 Waits = Sequence[tuple[Moment, Moment]]
-"""When a stream began to wait for something, and when that had come."""
+"""Begin and end of each wait of a stream."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A step on a GPU, to be observed once it has ended."""
+    """A step in flight on a GPU, which is observed after it has ended."""
 
     begun: Moment
     ended: Moment
@@ -45,14 +45,12 @@ class Launched:
 
 
 @dataclass(eq=False)
-class ComputePace:
-    """``seconds = a + b rows + c pairs``, fitted to the steps so far with fading weights; a pair is
-    a row and a key that it reads or passes over, in one layer. Nothing is known before `observe`
-    was called.
+class ComputeTime:
+    """``seconds = a + b rows + c pairs``, fitted to all observed steps with fading weights.
 
-    A pass that ``blends`` passes over tokens that are replaced, and reads what replaces them
-    besides: its pairs have a ``c`` of their own, which is that of others until one was observed.
-    """
+    A pair is a row and a key that it reads or skips, in one layer. A pass that ``blends`` skips
+    replaced tokens and reads the patch. Its pairs have a separate ``c``; before the first such
+    observation it uses the ``c`` of other passes."""
 
     _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 4)))
     _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
@@ -60,25 +58,23 @@ class ComputePace:
     pending: list[Launched] = field(default_factory=list)
 
     def observe(self, rows: int, pairs: int, seconds: float, *, blends: bool = False) -> None:
-        """A step of so many rows and pairs took that long."""
-        # relative errors count: a short step tells as much as a long one
+        """Add the time of one step to the fit."""
+        # the fit minimises relative errors, so short steps weigh as much as long ones
         x = _terms(rows, pairs, blends) / seconds
         self._products = _MEMORY * self._products + np.outer(x, x)
         self._targets = _MEMORY * self._targets + x
-        # fitted here and not when it is asked for, which is in front of a launch
+        # fitted here because `predict` runs before a launch
         self._fit = _nonnegative(self._products, self._targets)
 
     def predict(self, rows: int, pairs: int, *, blends: bool = False) -> float | None:
-        """How many seconds a step of so many rows and pairs takes, or a pass that ``blends``; None
-        if nothing is known.
-        """
+        """Expected seconds of a step; None before the first `observe`."""
         if self._fit is None:
             return None
         knows = bool(self._products[3, 3]) or not blends
         return float(self._fit @ _terms(rows, pairs, blends and knows))
 
     def begin(self, device: torch.device) -> "torch.cuda.Event | float":
-        """The clock of a step that is launched now."""
+        """The start time of a step: seconds on a CPU, an event on a GPU."""
         if device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -94,8 +90,8 @@ class ComputePace:
         blends: bool = False,
         waits: Waits = (),
     ) -> None:
-        """The step is launched; on a GPU it is observed once it was computed, less the ``waits`` on
-        the way."""
+        """Observe a launched step. On a GPU this happens after it has ended, without its
+        ``waits``."""
         if isinstance(begun, float):
             self.observe(rows, pairs, time.perf_counter() - begun, blends=blends)
             return
@@ -105,32 +101,30 @@ class ComputePace:
         self.collect()
 
     def collect(self) -> None:
-        """Observe the steps that were launched and have been computed; `end` does so behind each
-        launch."""
+        """Observe the steps in flight that have ended. `end` calls this after each launch."""
         while self.pending and self.pending[0].ended.query():
             step = self.pending.pop(0)
             seconds = step.begun.elapsed_time(step.ended) / 1e3
             waited = sum(since.elapsed_time(until) for since, until in step.waits) / 1e3
-            # behind a wait the device is idle until the host has launched something: a pass that
-            # waits for a quarter of its time seems to compute for a tenth longer than it does
+            # the device is idle after a wait until the next launch, which would count as compute
             if waited <= _MOST_WAITING * seconds:
                 self.observe(step.rows, step.pairs, seconds - waited, blends=step.blends)
 
 
 def count_pairs(chunks: Iterable[tuple[int, int]]) -> int:
-    """Pairs of chunks, each ``rows`` at the end of ``keys``: every row reads what is before it."""
+    """Pairs of causal chunks, each ``(rows, keys)``: its rows are the last of its keys."""
     return sum(rows * keys - rows * (rows - 1) // 2 for rows, keys in chunks)
 
 
 def count_keys(positions: Positions) -> int:
-    """Pairs of rows at these positions, each with what stands there or before."""
+    """Pairs of rows at these positions, each with all keys up to its own position."""
     if isinstance(positions, range):
         return count_pairs([(len(positions), positions.stop)])
     return int(np.sum(positions)) + len(positions)
 
 
 def count_read(chunk: PrefillChunk) -> int:
-    """Pairs of a chunk: what its rows read, and what they pass over since it is replaced."""
+    """Pairs of a chunk: keys that its rows read, and replaced keys that they skip."""
     if not is_patched([chunk]):
         return count_keys(chunk.positions)
     rows, pairs = np.asarray(chunk.positions), 0
@@ -143,7 +137,7 @@ def count_read(chunk: PrefillChunk) -> int:
 
 
 def passes_over(chunks: Iterable[PrefillChunk]) -> bool:
-    """Whether rows pass over tokens that are replaced."""
+    """Whether any chunk skips replaced tokens."""
     return any(span.hidden is not None for chunk in chunks for span in chunk.spans)
 
 
@@ -154,8 +148,8 @@ def _terms(rows: int, pairs: int, blends: bool) -> npt.NDArray[np.float64]:
 def _nonnegative(
     products: npt.NDArray[np.float64], targets: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The least-squares fit without negative terms: none of them can save time."""
-    # nothing is known of terms that never were
+    """The least-squares fit without negative terms, because no term can save time."""
+    # a term without observations stays zero
     active = [n for n in range(len(targets)) if products[n, n] > 0]
     while active:
         part = products[np.ix_(active, active)]

@@ -19,7 +19,7 @@ from looseleaf.blend.fusion import is_exact
 from looseleaf.config import Fuse
 from looseleaf.engine.reports.load_report import Arrivals
 from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.tiering.compute_time import ComputePace, count_pairs
+from looseleaf.engine.tiering.compute_time import ComputeTime, count_pairs
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.prompt.placements import DocumentUse, TextRun
 from looseleaf.tiers import Tiers
@@ -62,7 +62,7 @@ class LoadingController:
     loads."""
 
     tiers: Tiers
-    pace: ComputePace
+    compute_time: ComputeTime
     num_layers: int
     replayed_rows: int | None = None
     _passed_over: dict[str, int] = field(default_factory=dict)
@@ -111,15 +111,18 @@ class LoadingController:
         coming = {use.key: use.num_tokens for use in uses}
         places = self._places(coming, found)
         load = self.load_seconds(coming, places) or 0.0
-        own, encoding = pass_seconds(fuse, sequence, self.pace), self._encoding_seconds(uses)
+        own, encoding = (
+            pass_seconds(fuse, sequence, self.compute_time),
+            self._encoding_seconds(uses),
+        )
         if own is not None and encoding is not None and load > encoding + own:
-            return afforded(fuse, sequence, 0.0, self.pace)
+            return afforded(fuse, sequence, 0.0, self.compute_time)
         replays = self._replays(pass_rows(fuse, sequence))
         if replays and self._holds_back(places.values()):
-            return afforded(fuse, sequence, load, self.pace, self.replayed_rows)
+            return afforded(fuse, sequence, load, self.compute_time, self.replayed_rows)
         if self.replayed_rows is not None:
             load *= self._slowdown(places.values())
-        return afforded(fuse, sequence, load, self.pace)
+        return afforded(fuse, sequence, load, self.compute_time)
 
     def load_seconds(
         self, lengths: Mapping[SegmentKey, int], chosen: Mapping[SegmentKey, str]
@@ -163,7 +166,7 @@ class LoadingController:
         """How long it takes to compute documents, each by itself."""
         rows = sum(use.num_tokens for use in uses)
         each = [(use.num_tokens, use.num_tokens + use.part.context_length) for use in uses]
-        return self.pace.predict(rows, count_pairs(each))
+        return self.compute_time.predict(rows, count_pairs(each))
 
     def _ahead_seconds(self, sequence: Sequence, coming: Container[SegmentKey]) -> float | None:
         """How long it takes to compute what does not wait for documents that are ``coming``: the
@@ -174,7 +177,7 @@ class LoadingController:
             if use.key not in coming:
                 each.append((use.num_tokens, use.num_tokens + use.part.context_length))
         rows = sum(num for num, _ in each)
-        return self.pace.predict(rows, count_pairs(each)) if rows else 0.0
+        return self.compute_time.predict(rows, count_pairs(each)) if rows else 0.0
 
     def _own_pass(self, sequence: Sequence) -> tuple[int, float | None]:
         """The sequence's rows behind documents, and how long they take once these are there."""
@@ -187,7 +190,7 @@ class LoadingController:
             pairs += round(num_chosen * middle)
             pairs += _patch_pairs(num_chosen, among, sum(r.num_tokens for r in fusion.runs))
             rows, blends = rows + num_chosen, 0 < num_chosen < among
-        return rows, self.pace.predict(rows, pairs, blends=blends)
+        return rows, self.compute_time.predict(rows, pairs, blends=blends)
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
         """Whether documents are computed though tiers of these ``names`` have them, by what either
@@ -263,7 +266,7 @@ def afforded(
     fuse: Fuse,
     sequence: Sequence,
     seconds: float,
-    pace: ComputePace,
+    compute_time: ComputeTime,
     most_rows: int | None = None,
 ) -> tuple[Fuse, float]:
     """``fuse`` with the largest budget whose tokens, and the sequence's text, can be computed in so
@@ -277,7 +280,7 @@ def afforded(
         larger = raised(fuse, share, lengths)
         if most_rows is not None and pass_rows(larger, sequence) > most_rows:
             return False
-        predicted = pass_seconds(larger, sequence, pace)
+        predicted = pass_seconds(larger, sequence, compute_time)
         return predicted is not None and predicted <= seconds
 
     # of what is replaced as a whole nothing is read: all may be cheaper than nearly all
@@ -302,7 +305,7 @@ def pass_rows(fuse: Fuse, sequence: Sequence) -> int:
     return chosen + sum(run.num_tokens for run in sequence.runs)
 
 
-def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | None:
+def pass_seconds(fuse: Fuse, sequence: Sequence, compute_time: ComputeTime) -> float | None:
     """How long a sequence's text takes with the tokens that ``fuse`` computes again; None if that
     is not known. It blends nothing yet."""
     uses = candidates(sequence)
@@ -313,7 +316,7 @@ def pass_seconds(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> float | N
     text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
     behind = sum(run.num_tokens for run in sequence.runs if uses and run.start > uses[0].start)
     pairs = count_pairs(text) + round(chosen * middle) + _patch_pairs(chosen, total, behind)
-    return pace.predict(pass_rows(fuse, sequence), pairs, blends=0 < chosen < total)
+    return compute_time.predict(pass_rows(fuse, sequence), pairs, blends=0 < chosen < total)
 
 
 def _patch_pairs(chosen: int, candidates: int, text_rows: int) -> int:
@@ -322,11 +325,11 @@ def _patch_pairs(chosen: int, candidates: int, text_rows: int) -> int:
     return 0 if chosen == candidates else chosen * (chosen + 1) // 2 + chosen * text_rows
 
 
-def timed(fuse: Fuse, sequence: Sequence, pace: ComputePace) -> tuple[Fuse, float]:
+def timed(fuse: Fuse, sequence: Sequence, compute_time: ComputeTime) -> tuple[Fuse, float]:
     """A policy whose budget is a time, with the budget that this is now; and its share."""
     assert fuse.seconds is not None, "the budget is a time"
     nothing = {"tokens": 0} if fuse.selector == "first" else {"ratio": 0.0}
-    return afforded(replace(fuse, seconds=None, **nothing), sequence, fuse.seconds, pace)
+    return afforded(replace(fuse, seconds=None, **nothing), sequence, fuse.seconds, compute_time)
 
 
 def raised(fuse: Fuse, share: float, lengths: Rows[int]) -> Fuse:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from looseleaf.config import Fuse
 from looseleaf.engine.deadlines import Deadlines
 from looseleaf.engine.sequence import Sequence
-from looseleaf.engine.tiering.compute_time import ComputePace
+from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.engine.tiering.load_controller import LoadingController, timed
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
@@ -22,7 +22,8 @@ from looseleaf.tiers import Load, PagedSegment, PageExport, Tiers
 
 @dataclass(frozen=True, eq=False)
 class Leaving:
-    """A segment on its way out of the pool, held until it is out, and whose it is."""
+    """A segment that is copied to the tiers, and its tenant. The segment is not evicted before the
+    copy has ended."""
 
     segment: Segment
     tenant: str
@@ -31,41 +32,43 @@ class Leaving:
 
 @dataclass(eq=False)
 class Tiering:
-    """The tiers of one engine as its scheduler sees them; without tiers nothing ever arrives.
+    """The tiers of one engine, for its scheduler. Without tiers no segment arrives.
 
-    ``measured_pace`` tells how fast the model computes, and measures it if nobody has. A step that
-    waits for what arrives goes no further when ``hurry`` says that something is asked of the engine
-    or one of the ``deadlines`` has passed: what it was to compute comes later. ``arriving`` and
-    ``leaving`` are the segments on their way into the pool and out of it."""
+    ``measured_compute_time`` returns the model's compute time, and measures it on the first call.
+    A step that waits for loads stops when ``hurry`` returns True or a deadline has passed; a later
+    step computes the rest. ``arriving`` are the segments that load into the pool, ``leaving`` the
+    segments that are copied to tiers."""
 
     store: SegmentStore
     tiers: Tiers | None = None
     controller: LoadingController | None = None
-    measured_pace: Callable[[], ComputePace] = ComputePace
+    measured_compute_time: Callable[[], ComputeTime] = ComputeTime
     hurry: Callable[[], bool] = lambda: False
     deadlines: Deadlines = field(default_factory=Deadlines)
     arriving: dict[Segment, Load] = field(default_factory=dict)
     leaving: list[Leaving] = field(default_factory=list)
-    # what was read from the pool since something came to the tiers
+    # documents read from the pool since the last write to the tiers
     _read: set[SegmentKey] = field(default_factory=set)
 
     def close(self) -> None:
-        """Finish writing, and let go of the tiers."""
+        """Finish all writes and close the tiers."""
         if self.tiers is not None:
             self._tell_read()
             self.tiers.close()
 
     def begin(self, sequence: Sequence, missing: Iterable[DocumentUse]) -> set[SegmentKey]:
-        """Have documents that have pages now brought from the tiers, those that are there and
-        worth it; returns their keys. The others are to be computed."""
+        """Start the loads of documents that have pages, where loading is expected to pay off.
+
+        Returns the keys of these documents. The engine computes the others."""
         uses = {use.key: use for use in missing if use.num_tokens}
         if self.tiers is None or self.controller is None or not uses:
             return set()
-        found = self.tiers.find(list(uses))
-        chosen = self.controller.choose(sequence, [u for k, u in uses.items() if k in found], found)
+        holders = self.tiers.find(list(uses))
+        stored = [use for key, use in uses.items() if key in holders]
+        chosen = self.controller.choose(sequence, stored, holders)
         for tier in dict.fromkeys(chosen.values()):
-            wanted = [self._wanted(uses[key]) for key, name in chosen.items() if name == tier]
-            for load in self.tiers.load(wanted, tier):
+            targets = [self._target(uses[key]) for key, name in chosen.items() if name == tier]
+            for load in self.tiers.load(targets, tier):
                 segment = uses[load.record.key].segment
                 assert segment is not None
                 segment.arriving = load
@@ -76,11 +79,12 @@ class Tiering:
         return set(chosen)
 
     def balance(self, fuse: Fuse, sequence: Sequence) -> tuple[Fuse, float] | None:
-        """A policy that is balanced, or whose budget is a time, as it is now, for a sequence that
-        blends nothing yet, and the share of tokens that it computes again; None for another, and
-        for a balanced one without tiers."""
+        """The current budget of a balanced policy or of a policy with a budget in seconds.
+
+        Returns the policy and the share of tokens that it computes again. Returns None for other
+        policies, and for a balanced policy without tiers. ``sequence`` blends nothing yet."""
         if fuse.seconds is not None:
-            return timed(fuse, sequence, self.measured_pace())
+            return timed(fuse, sequence, self.measured_compute_time())
         if not fuse.balanced:
             return None
         if self.tiers is None or self.controller is None:
@@ -89,8 +93,9 @@ class Tiering:
         return self.controller.balance(fuse, sequence, self.tiers.find(missing))
 
     def note_read(self, key: SegmentKey) -> None:
-        """A document was read from the pool: the tiers, which see nothing of it, hear of it before
-        the next one comes to them, since one that is asked for again makes room for no other."""
+        """Record that a document was read from the pool.
+
+        The tiers are notified before their next write, so that they do not evict this document."""
         if self.tiers is not None:
             self._read.add(key)
 
@@ -100,8 +105,8 @@ class Tiering:
             self._read.clear()
 
     def settle(self) -> list[tuple[Segment, bool]]:
-        """Segments that have ended to arrive, and whether they are there; and let go of those that
-        are out."""
+        """Segments whose load has ended, and whether it succeeded. Also releases the segments whose
+        copy to the tiers has ended."""
         self._let_go()
         ended = []
         for segment, load in list(self.arriving.items()):
@@ -110,7 +115,7 @@ class Tiering:
                 continue
             del self.arriving[segment]
             if state != "cancelled":
-                # of one that is done the last layer has come, as its state says
+                # the state "done" implies that the last layer has arrived
                 if state == "failed":
                     load.settle()
                 segment.arriving = None
@@ -118,23 +123,22 @@ class Tiering:
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Wait until one of those that arrive has ended, for that long at most."""
+        """Wait until the oldest load has ended, at most ``seconds``."""
         self.wake()
         for load in list(self.arriving.values())[:1]:
             load.wait_for_end(seconds)
 
     def wake(self) -> None:
-        """Have what arrives go on: to be called behind every launch."""
+        """Let loads continue. The engine calls this after every launch."""
         if self.tiers is not None and self.arriving:
             self.tiers.wake()
 
     def keep(self, segment: Segment, tenant: str) -> None:
-        """Bring a document that is ready now to the tiers; it is not evicted meanwhile."""
+        """Copy a complete document to the tiers. It is not evicted before the copy has ended."""
         if self.tiers is None or segment.forgotten:
             return
         self._tell_read()
-        # held before anything of it is on its way: whoever is interrupted in between leaves no copy
-        # of pages that are somebody else's by then
+        # acquired before the copy starts: an interrupt must not leave a copy of reused pages
         self.store.acquire(segment)
         copied = None
         try:
@@ -146,13 +150,13 @@ class Tiering:
                 self.store.release(segment)
 
     def release_pages(self) -> bool:
-        """Wait for all that is leaving the pool; whether that lets go of any page."""
-        held = bool(self.leaving)
+        """Wait for all copies to the tiers; returns whether this released any segment."""
+        releases = bool(self.leaving)
         while self.leaving:
             for leaving in self.leaving:
                 leaving.copied.wait()
             self._let_go()
-        return held
+        return releases
 
     def _let_go(self) -> None:
         staying = []
@@ -170,18 +174,17 @@ class Tiering:
         self.leaving = staying
 
     def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> PageExport | None:
-        """What becomes of a segment that is brought to the tiers; None if its pages need not wait
-        for that."""
+        """The copy of a segment to the tiers; None if its pages need not wait for the copy."""
         assert self.tiers is not None
-        wanted = PagedSegment(segment.key, segment.length, segment.pages)
-        copied = self.tiers.write_back(wanted, tenant, packed=packed)
-        done = copied is None or (copied.is_finished and copied.is_valid)
-        return None if done else copied
+        target = PagedSegment(segment.key, segment.length, segment.pages)
+        copied = self.tiers.write_back(target, tenant, packed=packed)
+        complete = copied is None or (copied.is_finished and copied.is_valid)
+        return None if complete else copied
 
     def _is_hurried(self) -> bool:
         return self.hurry() or self.deadlines.is_over(time.perf_counter())
 
-    def _wanted(self, use: DocumentUse) -> PagedSegment:
+    def _target(self, use: DocumentUse) -> PagedSegment:
         segment = use.segment
         assert segment is not None
         return PagedSegment(segment.key, segment.length, segment.pages)
