@@ -13,7 +13,7 @@ from torch import Tensor
 from looseleaf import LLM, Fuse
 from looseleaf.attention.watched import ChunkStep
 from looseleaf.blend import token_scoring as evidence
-from looseleaf.engine import runner as running
+from looseleaf.engine.runner import runner as running
 from looseleaf.engine.runner import step as stepping
 from looseleaf.engine.runner.batch import step_rows
 from looseleaf.graphs.late_rows import LateRows

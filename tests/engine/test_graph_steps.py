@@ -13,7 +13,7 @@ from looseleaf import LLM, Document, Fuse, SamplingParams, Select
 from looseleaf.attention.select.device_topk import HostChoice
 from looseleaf.blend.fusion import Fusion
 from looseleaf.config import Revise
-from looseleaf.engine.runner.microbatches import logit_places
+from looseleaf.engine.runner.microbatches import logit_rows
 from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.graphs import prefill as pass_graphs
@@ -364,7 +364,7 @@ def test_logits_of_a_step_in_two_are_in_the_order_of_the_step() -> None:
     work = object.__new__(StepWork)
     vars(work).update(decode=[object(), object()], chunks=chunks)
     # the parts: two that decode and the text, then both passes
-    assert logit_places(work) == [0, 1, 3, 2, 4]
+    assert logit_rows(work) == [0, 1, 3, 2, 4]
 
 
 def test_usual_steps_meet_graphs_that_warming_up_has_made(checkpoint: Folder) -> None:

@@ -1,3 +1,2 @@
-"""Requests to sequences to batches to steps: scheduling, documents, sampling, `LLM` and `AsyncLLM`.
-
-Knows no HTTP and no process model."""
+"""The engine: it turns requests into sequences, batches and steps. It uses no HTTP and no
+processes."""

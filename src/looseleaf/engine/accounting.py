@@ -1,4 +1,4 @@
-"""What is written down of steps and requests: counters, reuse reports, who read with whom."""
+"""Accounting of steps and requests: counters, reuse reports and keys that rows read together."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ Outputs = Mapping[Sequence, OutputProgress]
 
 
 @dataclass(frozen=True, eq=False)
-class _Coming:
-    """Documents of a sequence that are to be loaded, or computed if that fails, and whether its
-    request ``counts``."""
+class _PendingDocuments:
+    """Documents of a sequence that load, or are computed if the load fails. ``counts`` is whether
+    the counters include its request."""
 
     documents: list[tuple[DocumentUse, DocumentReuse]]
     counts: bool
@@ -38,11 +38,11 @@ class _Coming:
 
 @dataclass(eq=False)
 class Accounting:
-    """Accounting of one engine. A step is booked right after it was launched.
+    """The accounting of one engine. A step is counted right after its launch.
 
-    ``on_queued`` hears for each request how many seconds it waited, when it is admitted, or when it
-    ends without; ``on_first_token`` after how many seconds its first token came, when it does. Both
-    are called in the engine's thread."""
+    ``on_queued`` is called with the seconds that a request waited, at its admission or at its end.
+    ``on_first_token`` is called with the seconds until its first token. Both run in the engine's
+    thread."""
 
     attention: PagedAttention
     documents: Documents
@@ -50,25 +50,25 @@ class Accounting:
     counters: EngineCounters = field(default_factory=EngineCounters)
     on_queued: Callable[[float], None] = lambda seconds: None
     on_first_token: Callable[[float], None] = lambda seconds: None
-    # whose documents are counted when it is known how they came
-    _coming: dict[Sequence, _Coming] = field(default_factory=dict)
+    # documents are counted once their load has ended
+    _coming: dict[Sequence, _PendingDocuments] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._plan = self.attention.counters
-        # keys that each row of the latest groups reads together with others
+        # keys that each row of the latest groups shares with other rows
         self._groups: Groups | None = None
         self._shared: Rows[int] = ()
         self._launched: float | None = None
         self._begun, self._before = 0.0, PlanCounters()
 
     def begin_step(self) -> float:
-        """A step begins, at the time that is returned."""
+        """Begin a step; returns the time."""
         self._begun, self._before = time.perf_counter(), replace(self._plan)
         self._launched = None
         return self._begun
 
     def end_step(self, work: StepWork | None) -> StepStats:
-        """What the step did that began last; ``work`` is what it computed, if anything."""
+        """The statistics of the current step; ``work`` is its work, if it had any."""
         plan, before = self._plan, self._before
         return StepStats(
             time.perf_counter() - self._begun,
@@ -81,7 +81,7 @@ class Accounting:
         )
 
     def book_admissions(self, work: StepWork, outputs: Outputs) -> None:
-        """Who entered with a step, and what they found; and who had to make room."""
+        """Count admissions, their reuse, and preemptions of a step."""
         self.counters.preemptions += len(work.preempted)
         for sequence, report in work.admitted:
             output = outputs[sequence]
@@ -94,27 +94,26 @@ class Accounting:
                     self._book_reuse(sequence, report, counts=counts)
                 output.reuse = report
             else:
-                again = (
+                recomputed = (
                     report.text_tokens - report.text_tokens_cached + report.document_tokens_computed
                 )
-                output.request.preempted_tokens += again
+                output.request.preempted_tokens += recomputed
 
     def _book_reuse(self, sequence: Sequence, report: ReuseReport, *, counts: bool) -> None:
-        """What a request found when it was first admitted; it is in the sums if it ``counts``."""
+        """Count the reuse of a request at its first admission, in the sums if it ``counts``."""
         if report.documents:
             self.documents.note_admission(sequence, report)
-        coming = [document.source == "loaded" for document in report.documents]
+        settled = [document for document in report.documents if document.source != "loaded"]
         if counts:
-            here = [d for d, comes in zip(report.documents, coming, strict=True) if not comes]
-            self.counters.count_reuse(replace(report, documents=tuple(here)))
-        if any(coming):
+            self.counters.count_reuse(replace(report, documents=tuple(settled)))
+        if len(settled) < len(report.documents):
             pooled = [document for document in report.documents if not document.hosted]
             pairs = zip(sequence.documents, pooled, strict=True)
             loaded = [(use, document) for use, document in pairs if document.source == "loaded"]
-            self._coming[sequence] = _Coming(loaded, counts)
+            self._coming[sequence] = _PendingDocuments(loaded, counts)
 
-    def _book_arrivals(self, sequence: Sequence, coming: _Coming) -> None:
-        """Documents of a sequence were loaded, or not."""
+    def _book_arrivals(self, sequence: Sequence, coming: _PendingDocuments) -> None:
+        """Count documents of a sequence whose load has ended, with or without success."""
         documents = []
         for use, document in coming.documents:
             source: DocumentSource = "computed" if use.fell_back else "loaded"
@@ -125,7 +124,7 @@ class Accounting:
         del self._coming[sequence]
 
     def book_step(self, work: StepWork, result: StepResult, outputs: Outputs) -> None:
-        """What a step computed, and what its decode rows read together."""
+        """Count the work of a step and the keys that its decode rows share."""
         for sequence, coming in list(self._coming.items()):
             if coming.ended:
                 self._book_arrivals(sequence, coming)
@@ -141,13 +140,13 @@ class Accounting:
             self._groups = result.groups
             self._shared = shared_keys(result.groups, len(work.decode), self.page_size)
         reads: dict[int, RowReads] | None = None
-        for place, sequence in enumerate(work.decode):
+        for row, sequence in enumerate(work.decode):
             request, num_keys = outputs[sequence].request, sequence.num_tokens
-            keys = self._shared[place]
+            keys = self._shared[row]
             if sequence.features:
                 reads = _reads(result) if reads is None else reads
-                row = reads.get(place)
-                num_keys, keys = self._book_reads(sequence, row, request, num_keys, keys)
+                selected = reads.get(row)
+                num_keys, keys = self._book_reads(sequence, selected, request, num_keys, keys)
             request.count_decode(num_keys, keys)
 
     def _book_reads(
@@ -158,8 +157,9 @@ class Accounting:
         num_keys: int,
         keys: int,
     ) -> tuple[int, int]:
-        """What a row read of ``num_keys``, ``keys`` of them together with others, if it chooses or
-        reads hosted documents; returns both numbers as they are then."""
+        """Count the reads of a row that selects pages or reads host-resident documents.
+
+        Returns the keys that it read of ``num_keys``, and the shared ones of ``keys``."""
         if sequence.policy is not None:
             row = row or self._dense(sequence)
             request.count_pages(row.pages, row.of_pages, self._bytes(row), row.recall)
@@ -167,29 +167,29 @@ class Accounting:
             self.counters.pages_held += row.of_pages
             num_keys = num_keys * row.pages // row.of_pages
             if row.pages < row.of_pages:
-                # rows read together in layers that are dense for all of them
+                # rows share reads only in dense layers
                 keys = keys * self._num_dense(sequence.policy) // self._num_layers
         elif sequence.hosted:
             num_keys -= self._book_hosted(sequence, request) // self._num_layers
         return num_keys, keys
 
     def _book_hosted(self, sequence: Sequence, request: RequestProgress) -> int:
-        """What a row read of hosted documents; returns the keys that one of its query heads left
-        out, summed over layers."""
+        """Count the reads of host-resident documents by a row.
+
+        Returns the keys that one query head did not read, summed over layers."""
         hosted, heads = sequence.hosted_reads, self.attention.num_qo_heads
         if not hosted:
-            # documents of no tokens are before nothing
+            # documents without tokens have no reads
             return 0
         counts = [keys_of(use) for use in hosted]
-        read, there = sum(keys for keys, _ in counts), sum(keys for _, keys in counts)
+        read, total = sum(keys for keys, _ in counts), sum(keys for _, keys in counts)
         kv = hosted[0].segment.kv
-        # a key and its value
-        width = 2 * kv.shape[4] * kv.element_size()
-        request.count_hosted(heads * read, heads * there, heads * read * width)
-        return there - read
+        bytes_per_key = 2 * kv.shape[4] * kv.element_size()
+        request.count_hosted(heads * read, heads * total, heads * read * bytes_per_key)
+        return total - read
 
     def _dense(self, sequence: Sequence) -> RowReads:
-        """What a row reads that has a policy and reads everything all the same."""
+        """The reads of a row whose policy reads all pages."""
         layers, _, _, heads = self.attention.pool.kv.shape[:4]
         row = sequence.decode_row()
         pages = layers * heads * sum(len(span.pages) for span in (*row.settled, row.tail))
@@ -208,7 +208,7 @@ class Accounting:
         return row.pages * pool.bytes_per_page // (layers * heads) + row.looked_bytes
 
     def book_token(self, progress: RequestProgress) -> None:
-        """A token of a request has come."""
+        """Count an output token."""
         self.counters.output_tokens += 1
         if progress.metrics.first_token is None:
             seconds = progress.mark_token()
@@ -216,7 +216,7 @@ class Accounting:
                 self.on_first_token(seconds)
 
     def book_end(self, progress: RequestProgress) -> None:
-        """How a request ended."""
+        """Count the end of a request."""
         for output in progress.outputs:
             coming = self._coming.get(output.sequence)
             if coming is not None:
@@ -226,8 +226,8 @@ class Accounting:
         times = progress.metrics
         if times.admitted is None and times.finished is not None:
             self.on_queued(times.finished)
-        again = (sum(output.sequence.recomputed()) for output in progress.outputs)
-        self.counters.document_tokens_recomputed += sum(again)
+        recomputed = (sum(output.sequence.recomputed()) for output in progress.outputs)
+        self.counters.document_tokens_recomputed += sum(recomputed)
         if isinstance(progress.error, DeadlineExceeded):
             self.counters.deadline_exceeded += 1
         elif progress.error is not None:
@@ -243,14 +243,14 @@ def _num_new_rows(work: StepWork) -> int:
 
 
 def _reads(result: StepResult) -> dict[int, RowReads]:
-    """What the rows that choose read, by their place in the step."""
+    """The reads of rows that select pages, by row of the step."""
     return {
-        place: row
-        for some in result.selected
-        for place, row in zip(some.indices, some.reads(), strict=True)
+        row: reads
+        for selected in result.selected
+        for row, reads in zip(selected.indices, selected.reads(), strict=True)
     }
 
 
 def _counts(progress: RequestProgress) -> bool:
-    """Whether a request is in the sums: the engine's own are not."""
+    """Whether the counters include a request: they exclude the engine's own requests."""
     return not progress.request.warms and not progress.request.canary

@@ -1,8 +1,8 @@
-"""Who gets pages: everything a sequence needs is reserved before it runs, and given back as a
-whole.
+"""Admission: a sequence reserves all pages of its prompt before it runs, and releases them
+together.
 
-A document that several sequences wait for is one unfinished segment with one owner, who computes
-it; if the owner leaves, a sequence that still waits takes over."""
+A document that several sequences wait for is one unfinished segment. One owner computes it. If the
+owner ends, another waiting sequence becomes the owner."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun
 
 @dataclass
 class Admission:
-    """Reserves and releases pages for sequences, and publishes text pages that are full."""
+    """Reserves and releases pages of sequences, and publishes full text pages."""
 
     store: SegmentStore
     keys: KeySpace
@@ -38,9 +38,7 @@ class Admission:
         return -(-num_tokens // self.page_size)
 
     def pages_needed(self, sequence: Sequence, num_new_tokens: int) -> int:
-        """Pages that the sequence holds when all of its documents and text are in, reusing
-        nothing.
-        """
+        """Pages of the sequence's documents, text and ``num_new_tokens`` without any reuse."""
         documents = {use.key: use.num_tokens for use in sequence.documents}
         total = sum(self.pages_for(n) for n in documents.values())
         total += sum(self.pages_for(run.num_tokens) for run in sequence.runs[:-1])
@@ -48,15 +46,14 @@ class Admission:
         return total + self.pages_for(sequence.tail.num_tokens + num_new_tokens)
 
     def awaits_prefix(self, sequence: Sequence) -> bool:
-        """Whether others are computing pages that this one would read next.
+        """Whether other sequences compute prefix pages that this one can reuse.
 
-        Then it is worth waiting: the sequence is admitted once the last of them is published. Until
-        then `still_awaits` tells the same at no cost.
-        """
+        The sequence then waits until the last of them is published. `still_awaits` repeats the
+        check at low cost."""
         return any(self._awaits(sequence, run) for run in sequence.runs)
 
     def still_awaits(self, sequence: Sequence) -> bool:
-        """Whether a page that `awaits_prefix` found is on its way still."""
+        """Whether a page that `awaits_prefix` found is still being computed."""
         return any(run.awaits in self._in_flight for run in sequence.runs)
 
     def _awaits(self, sequence: Sequence, run: TextRun) -> bool:
@@ -69,7 +66,7 @@ class Admission:
         return run.awaits is not None
 
     def pinned_pages_beside(self, sequence: Sequence) -> int:
-        """Pages of pinned segments that ``sequence`` does not read: it can never have them."""
+        """Pages of pinned segments that ``sequence`` does not read, so it can never use them."""
         store = self.store
         if not store.pinned_pages:
             return 0
@@ -79,17 +76,18 @@ class Admission:
         return store.pinned_pages - sum(own.values())
 
     def admit(self, sequence: Sequence) -> ReuseReport | None:
-        """Take all pages for the prompt and its next token, or nothing: None if there are not
-        enough. Whoever hears an error instead releases the sequence.
-        """
+        """Reserve all pages for the prompt and its next token.
+
+        Returns None, and reserves nothing, if the pool has too few pages. After an error the caller
+        releases the sequence."""
         sources = self._acquire_documents(sequence)
         hits = {id(run): self._hit_pages(sequence, run) for run in sequence.runs}
-        held, pages = list[tuple[TextRun, Segment]](), iter(list[int]())
+        acquired, pages = list[tuple[TextRun, Segment]](), iter(list[int]())
         try:
             for run in sequence.runs:
                 for segment in hits[id(run)]:
-                    held.append((run, self.store.acquire(segment)))
-            # of a document that stands in the prompt twice, the first use computes it
+                    acquired.append((run, self.store.acquire(segment)))
+            # the first use of a repeated document computes it
             uses = reversed(sequence.documents)
             missing = {use.key: use for use in uses if use.segment is None}
             needs = [self.pages_for(use.num_tokens) for use in missing.values()]
@@ -97,7 +95,7 @@ class Admission:
             needs += [sequence.fusion.num_pages] if sequence.fusion else []
             reserved = self.store.reserve(sum(needs))
             if reserved is None:
-                self._release_hits(held)
+                self._release_hits(acquired)
                 self._release_documents(sequence)
                 return None
             pages = iter(reserved)
@@ -107,23 +105,23 @@ class Admission:
                 self._announce(sequence, run)
             if sequence.fusion is not None:
                 sequence.fusion.pages = list(islice(pages, sequence.fusion.num_pages))
-            # who decides from where they come asks how much else is to be computed
+            # after the runs, because the load controller reads their computed tokens
             if missing:
                 self._load_missing(sequence, missing, sources)
         except BaseException:
-            # a tier that is waited for, say: what the sequence does not hold yet it never will
+            # the caller releases only pages that the sequence already owns
             self.store.pool.free(list(pages))
-            self._release_hits([(run, segment) for run, segment in held if not run.pages])
+            self._release_hits([(run, segment) for run, segment in acquired if not run.pages])
             raise
         sequence.phase = Phase.PREFILL
         return self._report(sequence, sources)
 
-    def _release_hits(self, held: list[tuple[TextRun, Segment]]) -> None:
-        for _, segment in reversed(held):
+    def _release_hits(self, hits: list[tuple[TextRun, Segment]]) -> None:
+        for _, segment in reversed(hits):
             self.store.release(segment)
 
     def grow(self, sequence: Sequence) -> bool:
-        """Make room for the tail's newest token; False if no page can be had."""
+        """Reserve a page for the tail's newest token if needed; False if the pool has none."""
         if sequence.has_room:
             return True
         tail = sequence.tail
@@ -135,9 +133,7 @@ class Admission:
         return True
 
     def publish(self, sequence: Sequence, run: TextRun) -> None:
-        """Hand the run's full pages to the store, unless another sequence published the same
-        first.
-        """
+        """Insert the run's full pages into the store, unless it has the same pages already."""
         if not self.prefix_caching or run.fused:
             return
         exact = sequence.num_exact(run)
@@ -150,12 +146,10 @@ class Admission:
                 )
 
     def release(self, sequence: Sequence) -> list[Segment]:
-        """Give back all that ``sequence`` holds; returns unfinished documents that now have no
-        owner.
-        """
+        """Release all pages of ``sequence``; returns unfinished documents without an owner."""
         for key in [k for k, s in self._in_flight.items() if s is sequence]:
             del self._in_flight[key]
-        # the end first, so that what is evicted first is what depends on the rest
+        # last pages first, so that eviction takes them before the pages they depend on
         for run in reversed(sequence.runs):
             for page, segment in zip(reversed(run.pages), reversed(run.segments), strict=True):
                 if segment is None:
@@ -170,7 +164,7 @@ class Admission:
         return [s for s in owned if not s.ready and s.references > 0]
 
     def adopt(self, sequence: Sequence, segment: Segment) -> bool:
-        """Let ``sequence`` compute ``segment`` from its start, if it waits for it."""
+        """Make ``sequence`` the owner of ``segment`` if it waits for it; returns whether it did."""
         for use in sequence.documents:
             if use.segment is segment:
                 use.computed = use.scheduled = segment.filled = 0
@@ -181,12 +175,12 @@ class Admission:
     def _acquire_documents(self, sequence: Sequence) -> dict[DocumentUse, DocumentSource]:
         sources: dict[DocumentUse, DocumentSource] = {}
         for use in sequence.documents:
-            found = self.store.find(use.key)
-            if found is None:
+            segment = self.store.find(use.key)
+            if segment is None:
                 sources[use] = "computed"
             else:
-                use.segment = self.store.acquire(found)
-                sources[use] = "cached" if found.ready else "awaited"
+                use.segment = self.store.acquire(segment)
+                sources[use] = "cached" if segment.ready else "awaited"
                 self.tiering.note_read(use.key)
         return sources
 
@@ -204,7 +198,7 @@ class Admission:
                 continue
             if use is missing[use.key]:
                 taken = islice(pages, self.pages_for(use.num_tokens))
-                # of a document without a token nothing is left to compute
+                # a document without tokens is ready immediately
                 empty = use.num_tokens == 0
                 use.segment = self.store.insert(use.key, use.num_tokens, taken, ready=empty)
                 sequence.owned += [] if empty else [use]
@@ -214,9 +208,9 @@ class Admission:
                 use.segment = self.store.acquire(first)
 
     def pin_prefix(self, sequence: Sequence) -> None:
-        """Pin the full pages of the first run of a sequence that has computed it.
+        """Pin the full pages of a sequence's first run, after it is computed.
 
-        Raises PoolTooSmall, and then pins none."""
+        Raises PoolTooSmall, and then pins no page."""
         run, pinned = sequence.runs[0], list[Segment]()
         for page in range(run.computed // self.page_size):
             segment = self.store.find(run.page_key(page, sequence.keys, self.page_size))
@@ -225,8 +219,8 @@ class Admission:
             try:
                 self.store.pin(segment)
             except PoolTooSmall:
-                for one in pinned:
-                    self.store.unpin(one)
+                for pinned_segment in pinned:
+                    self.store.unpin(pinned_segment)
                 raise
 
     def _load_missing(
@@ -235,30 +229,30 @@ class Admission:
         missing: dict[SegmentKey, DocumentUse],
         sources: dict[DocumentUse, DocumentSource],
     ) -> None:
-        """Of the documents that it owns now, leave those to the tiers that come from there."""
-        coming = self.tiering.begin(sequence, missing.values())
-        sequence.owned = [use for use in sequence.owned if use.key not in coming]
+        """Start loads of owned documents from the tiers; the sequence then owns only the rest."""
+        loads = self.tiering.begin(sequence, missing.values())
+        sequence.owned = [use for use in sequence.owned if use.key not in loads]
         for use in sequence.documents:
-            if use.key in coming and sources[use] == "computed":
+            if use.key in loads and sources[use] == "computed":
                 sources[use] = "loaded"
 
     def _reusable_pages(self, sequence: Sequence, run: TextRun) -> int:
-        """Full pages of a run; the prompt's last token is always computed, for its logits."""
+        """Full pages of a run without the prompt's last token, which is computed for its logits."""
         if run.fused:
             return 0
-        # the tail of what only warms is empty
+        # the tail of a warming sequence is empty
         tokens = max(0, run.num_tokens - 1) if run is sequence.tail else run.num_tokens
         return tokens // self.page_size if self.prefix_caching else 0
 
     def _hit_pages(self, sequence: Sequence, run: TextRun) -> list[Segment]:
-        found: list[Segment] = []
+        hits: list[Segment] = []
         count = self._reusable_pages(sequence, run)
         for key in run.page_keys(count, sequence.keys, self.page_size):
             segment = self.store.find(key)
             if segment is None:
                 break
-            found.append(segment)
-        return found
+            hits.append(segment)
+        return hits
 
     def _run_pages(self, sequence: Sequence, run: TextRun) -> int:
         grows = run is sequence.tail and not sequence.warms
@@ -275,7 +269,7 @@ class Admission:
     def _announce(self, sequence: Sequence, run: TextRun) -> None:
         count = min(len(run.segments), self._reusable_pages(sequence, run))
         if count > 0:
-            # the keys of all pages are made at once
+            # the last key also computes all earlier ones
             run.page_key(count - 1, sequence.keys, self.page_size)
         for page in range(count):
             if run.segments[page] is None:
@@ -294,17 +288,20 @@ class Admission:
         documents = []
         for use in sequence.parts:
             if isinstance(use, HostedUse):
-                where = use.part.name, use.num_tokens, use.start
-                documents.append(DocumentReuse(*where, "cached", 0.0, hosted=True))
+                documents.append(
+                    DocumentReuse(
+                        use.part.name, use.num_tokens, use.start, "cached", 0.0, hosted=True
+                    )
+                )
             if not isinstance(use, DocumentUse):
                 continue
             source = sources[use]
-            # a document that stands in the prompt twice is computed, or loaded, once
+            # a repeated document is computed or loaded once
             if source in ("computed", "loaded") and first[use.key] is not use:
                 source = "cached"
             if use.seconds is None:
-                there = source == "cached" or use.num_tokens == 0
-                use.begun, use.seconds = now, 0.0 if there else None
+                ready = source == "cached" or use.num_tokens == 0
+                use.begun, use.seconds = now, 0.0 if ready else None
             documents.append(
                 DocumentReuse(use.part.name, use.num_tokens, use.start, source, tier=use.tier)
             )

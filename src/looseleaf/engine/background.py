@@ -1,5 +1,6 @@
-"""Work that an engine does between steps, such as hosting documents. Work is listed from its first
-job to its last, so a step without any asks nothing."""
+"""Background work of an engine between steps, such as the prefill of host-resident documents.
+
+A kind of work is listed only while it has jobs, so a step without jobs costs nothing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,11 +18,11 @@ class Background(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether no job is left."""
+        """Whether all jobs have ended."""
         ...
 
     def step(self) -> None:
-        """Go on with the oldest job."""
+        """Continue the oldest job."""
         ...
 
 
@@ -30,7 +31,7 @@ Enlist = Callable[[Background], None]
 
 @dataclass(eq=False)
 class BackgroundWork:
-    """All ``works`` that have jobs."""
+    """All kinds of work that have jobs."""
 
     works: list[Background] = field(default_factory=list)
 
@@ -40,12 +41,12 @@ class BackgroundWork:
         return any(work.has_work for work in self.works)
 
     def enlist(self, work: Background) -> None:
-        """Have ``work`` go on before every step until it is done."""
+        """Run ``work`` before every step until its jobs have ended."""
         if work not in self.works:
             self.works.append(work)
 
     def step(self) -> None:
-        """Go on with every kind of work."""
+        """Continue every kind of work."""
         for work in self.works:
             work.step()
         self.works = [work for work in self.works if not work.is_done]

@@ -1,9 +1,8 @@
-"""The canary: some requests that blend their documents are answered once more by full prefill, and
-where too many answers differ, ratios are raised.
+"""The canary: it repeats some blended requests by full prefill, and raises ratios if too many
+answers differ.
 
-In the background: such a request is added when nobody waits, one at a time, and its answer goes
-nowhere. It draws with the same parameters and the same seed, so that a difference is one of the
-models' distributions."""
+Canary requests run in the background, one at a time, when no other request waits. They use the same
+sampling parameters and seed, so different answers come from different distributions."""
 
 import math
 from collections import deque
@@ -18,10 +17,10 @@ from looseleaf.errors import LooseleafError
 from looseleaf.prompt.request import Request, TextPart
 
 WINDOW = 10
-"""So many answers are looked at before ratios are raised, and again afterwards."""
+"""Answers per comparison with the bound."""
 
 RAISE = 1.5
-# there is no more to raise: one token of a million is all of them
+# upper bound of the factor: a ratio of one millionth then covers all tokens
 _MOST = 1e6
 _MOST_PENDING = 16
 
@@ -34,9 +33,9 @@ class _Case:
 
 @dataclass(eq=False)
 class Canary:
-    """What one engine knows of its blends' answers; ``factor`` is what their ratios, numbers of
-    tokens and times are multiplied by. ``add`` adds a request to those that are ``waiting``;
-    ``enlist`` has `step` called before steps."""
+    """The canary of one engine. ``factor`` multiplies ratios, token counts and times of blends.
+
+    ``add`` adds a request to ``waiting``; ``enlist`` makes the engine call `step` between steps."""
 
     config: EngineConfig
     counters: EngineCounters
@@ -51,7 +50,7 @@ class Canary:
 
     @property
     def has_work(self) -> bool:
-        """Whether an answer waits to be checked."""
+        """Whether an answer waits for its check."""
         return bool(self._pending)
 
     @property
@@ -60,7 +59,7 @@ class Canary:
         return not self._pending
 
     def adjusted(self, request: Request) -> Request:
-        """The request with the budget that its policy has by now."""
+        """The request with its budget multiplied by ``factor``."""
         fuse = request.fuse
         if self.factor == 1.0 or fuse is None:
             return request
@@ -73,25 +72,25 @@ class Canary:
         return replace(request, fuse=fuse)
 
     def ended(self, progress: RequestProgress) -> None:
-        """A request has ended: one to be checked, or the check of one."""
+        """Record the end of a request: compare a canary, or queue a blended request's check."""
         if progress.request.canary:
             self._settle(progress)
-        elif self._is_asked_for(progress):
-            self._pending.append(_Case(self._again(progress), progress.outputs[0].answer))
+        elif self._is_due(progress):
+            self._pending.append(_Case(self._full_prefill(progress), progress.outputs[0].answer))
             self.enlist(self)
 
     def step(self) -> None:
-        """Add the next request to be checked, if nobody waits and no other canary runs."""
+        """Add the next canary request, if no request waits and no canary runs."""
         if self.waiting or self._running is not None or not self._pending:
             return
         self._running = self._pending.popleft()
         try:
             self.add(self._running.request)
         except LooseleafError:
-            # as text alone it may be too much for the pool
+            # as plain text the prompt may exceed the pool
             self._running = None
 
-    def _is_asked_for(self, progress: RequestProgress) -> bool:
+    def _is_due(self, progress: RequestProgress) -> bool:
         sequence = progress.outputs[0].sequence
         finish = progress.outputs[0].stop.finish
         if sequence.fuse_in_force is None or progress.error is not None or not finish:
@@ -104,7 +103,7 @@ class Canary:
         self._owed -= 1.0
         return True
 
-    def _again(self, progress: RequestProgress) -> Request:
+    def _full_prefill(self, progress: RequestProgress) -> Request:
         request = progress.request
         seed = progress.seed if request.params.seed is None else request.params.seed
         return replace(

@@ -1,4 +1,4 @@
-"""The end of an engine: what it leaves behind, in the order in which that may go."""
+"""The end of an engine: it closes sandboxes, threads and tiers, then frees the pool."""
 
 import contextlib
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from looseleaf.sandbox import Sandbox
 def close(
     indexing: Indexing, tiering: Tiering, pool: PagePool, sandboxes: Sequence[Sandbox]
 ) -> None:
-    """End what runs beside an engine, and give its pages' memory back where that is a GPU's and no
-    tier is; the engine is held by none of these, or it would never be collected."""
+    """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
+
+    The arguments hold no reference to the engine, which could otherwise never be collected."""
     for sandbox in sandboxes:
         sandbox.close()
     indexing.close()
     tiering.close()
     device = pool.kv.device
     if device.type == "cuda":
-        # a step on its way reads numbers in memory of the host, which is somebody else's next. Of a
-        # device that has failed the engine has said so
+        # a step in flight still reads host memory that is about to be reused; the engine has
+        # reported errors of the device already
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(device)
-            # a thread that a slow tier keeps waiting may write to them yet
+            # a thread of a slow tier may still write to the pages
             if tiering.tiers is None:
                 pool.release_memory()

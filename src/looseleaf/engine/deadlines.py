@@ -1,4 +1,4 @@
-"""Which requests have run out of time."""
+"""Deadlines: a heap of the times at which requests must have ended."""
 
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
@@ -8,7 +8,7 @@ from looseleaf.errors import DeadlineExceeded
 
 
 def deadline_error(progress: RequestProgress) -> DeadlineExceeded:
-    """The error of a request that has run out of time."""
+    """The error of a request whose deadline has passed."""
     return DeadlineExceeded(
         f"the request did not end within its deadline of {progress.request.deadline} s: "
         "allow more time or ask for fewer tokens"
@@ -16,11 +16,10 @@ def deadline_error(progress: RequestProgress) -> DeadlineExceeded:
 
 
 class Deadlines:
-    """Requests by the moment at which they must have ended, on the clock `time.perf_counter`.
+    """Request ids by deadline, on the clock `time.perf_counter`.
 
-    Names only: a request that ends before its deadline must not be kept until then. Nor are the
-    names, which a client with long deadlines could pile up: they go when they are most of all.
-    ``entries`` is a heap of deadlines and names."""
+    ``entries`` is a heap of deadlines and ids, so a request that has ended is not kept in memory.
+    Ids of ended requests are dropped once they are more than half of the heap."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[float, str]] = []
@@ -34,14 +33,13 @@ class Deadlines:
             heappush(self.entries, (progress.due, progress.request.request_id))
 
     def is_over(self, now: float) -> bool:
-        """Whether some time is over that `expired` has not told yet."""
+        """Whether a deadline has passed that `expired` has not returned."""
         return bool(self.entries) and self.entries[0][0] <= now
 
     def expired(self, now: float, requests: Mapping[str, RequestProgress]) -> list[RequestProgress]:
-        """Those of ``requests``, which are all that have not ended, whose time is over, once
-        each."""
+        """The requests whose deadline has passed, each once. ``requests`` are all active ones."""
         if len(self.entries) > 2 * len(requests):
-            # more than half go: who looks at a name that stays has been paid for by one that came
+            # more than half are dropped, so the scan is amortised over their insertions
             self.entries = [entry for entry in self.entries if _is_due(entry, requests)]
             heapify(self.entries)
         over = []
@@ -55,5 +53,5 @@ class Deadlines:
 def _is_due(entry: tuple[float, str], requests: Mapping[str, RequestProgress]) -> bool:
     due, name = entry
     progress = requests.get(name)
-    # the name may be another request's by now, which has a deadline of its own
+    # a later request with another deadline may have the same id
     return progress is not None and progress.due == due

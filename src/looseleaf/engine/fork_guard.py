@@ -1,8 +1,7 @@
-"""Guards against the use of an engine in a forked process.
+"""The fork guard: an engine works only in the process that created it.
 
-A forked process has a copy of the engine's memory without its threads. Locks that a thread held at
-the fork are never released. So calls raise EngineClosed there.
-"""
+A forked process has a copy of the engine's memory but not its threads, and locks may stay locked
+for ever. The guard raises EngineClosed there, so that no call hangs."""
 
 import os
 import threading
@@ -14,15 +13,15 @@ from looseleaf.errors import EngineClosed
 P = ParamSpec("P")
 
 
-class ForkGuard:
-    """Remembers its owner, the process that created it."""
+class Home:
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     @property
-    def is_owner(self) -> bool:
-        """Whether this process is the owner, not a fork of it."""
+    def is_here(self) -> bool:
+        """Whether the current process created this object."""
         return os.getpid() == self._process
 
     def require(self) -> None:
@@ -35,7 +34,7 @@ class ForkGuard:
             )
 
 
-class ForkGuardLock:
+class HomeLock:
     """A reentrant lock that raises EngineClosed in a forked process."""
 
     def __init__(self) -> None:
@@ -50,8 +49,8 @@ class ForkGuardLock:
         self._lock.release()
 
 
-class ProcessBound:
-    """A base class of objects that raise TypeError when pickled or copied."""
+class OfOneProcess:
+    """Base of objects that raise TypeError when they are pickled or copied."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -61,8 +60,8 @@ class ProcessBound:
 
 
 def only_here(function: Callable[P, None]) -> Callable[P, None]:
-    """``function`` with no effect in forked processes."""
-    guard = ForkGuard()
+    """``function``, which does nothing in a forked process."""
+    home = Home()
 
     def guarded(*args: P.args, **named: P.kwargs) -> None:
         if guard.is_owner:

@@ -1,4 +1,4 @@
-"""From a request to the outputs it asks for; what can never be served is refused here."""
+"""The input processor: it checks a request and makes its sequences, samplers and stop checkers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from looseleaf.sparse import BreakEven, make_policy
 
 @dataclass(frozen=True)
 class InputProcessor:
-    """Makes sequences, samplers and stop checkers of requests, for one model and pool."""
+    """Makes the outputs of requests, for one model and pool."""
 
     tokenizer: Tokenizer
     grammars: GrammarCompiler
@@ -36,9 +36,9 @@ class InputProcessor:
     is_coming: Callable[[SegmentKey], bool] = lambda key: False
 
     def take(self, request: Request, seed: int) -> RequestProgress:
-        """The request with its outputs, none of them begun; ``seed`` is for one that names none.
+        """The progress of a new request; ``seed`` is used if the request has no seed.
 
-        Raises InvalidRequest (and its kin) if it can never be served."""
+        Raises a subclass of InvalidRequest if the request can never be served."""
         room = self.max_model_len - request.num_tokens
         if room < 1:
             raise PromptTooLong(
@@ -76,7 +76,7 @@ class InputProcessor:
         return progress
 
     def _settled(self, request: Request, select: Select) -> Request:
-        """The request, with what it leaves to the engine of how it reads."""
+        """The request with the engine's default for ``dense_below``."""
         policy = make_policy(select, self.admission.page_size)
         if policy is None or select.dense_below is not None:
             return request
@@ -86,8 +86,8 @@ class InputProcessor:
         return replace(request, select=replace(select, dense_below=below))
 
     def _balance(self, request: Request) -> tuple[Fuse, float] | None:
-        """The budget of a balanced policy, or of one whose budget is a time, by what is known now,
-        and its share of the tokens."""
+        """The current budget of a policy that is balanced or has a budget in seconds, and its share
+        of the tokens; None for other policies."""
         if request.fuse is None or not (request.fuse.balanced or request.fuse.seconds):
             return None
         plain, admission = replace(request, fuse=None), self.admission
@@ -95,7 +95,7 @@ class InputProcessor:
         return admission.tiering.balance(request.fuse, sequence)
 
     def _check_retrieval(self, request: Request) -> None:
-        """Raise InvalidRequest where ``select`` is ``retrieval`` and that has no meaning."""
+        """Raise InvalidRequest if ``select`` is ``retrieval`` and no document has an index."""
         if request.select is None or request.select.policy != "retrieval":
             return
         if request.fuse is not None and request.fuse.selector != "none":
@@ -139,11 +139,12 @@ class InputProcessor:
             self.features.register(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
-        given = params.grammar
-        grammar = None if given is None else self.grammars.start(given, request.salt)
+        grammar = None
+        if params.grammar is not None:
+            grammar = self.grammars.start(params.grammar, request.salt)
         sampling = SamplingState(
             params,
-            # of thousands of tokens each is somewhere else in memory: who needs none touches none
+            # only penalties read the prompt, and thousands of int objects are slow to read
             request.token_ids if params.has_penalties else (),
             vocab_size=self.grammars.vocab_size,
             eos_token_ids=() if params.ignore_eos else eos_token_ids,
@@ -158,21 +159,19 @@ class InputProcessor:
         return OutputProgress(progress, sequence, sampling, stop, stream)
 
     def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
-        """The most output tokens that the pool has room for; raises PoolTooSmall if it is too
-        few.
-        """
+        """The number of output tokens that fit the pool; raises PoolTooSmall if it is too low."""
         pool = self.admission.store.pool.num_pages
         pinned = self.admission.pinned_pages_beside(sequence)
         total = pool - pinned
         least = self.admission.pages_needed(sequence, 0 if sequence.warms else 1)
         most = self.admission.pages_needed(sequence, max_tokens)
-        wanted = most if explicit and not sequence.warms else least
-        if wanted > total:
+        needed = most if explicit and not sequence.warms else least
+        if needed > total:
             page_size = self.admission.page_size
-            # of pinned pages not how many there are: they may be of others
+            # the number of pinned pages is private to their tenants
             hosted = any(self.find_hosted(use.key) for use in sequence.documents)
             raise PoolTooSmall(
-                f"the request needs {wanted} pages of {page_size} tokens for "
+                f"the request needs {needed} pages of {page_size} tokens for "
                 f"{sequence.num_prompt_tokens} prompt tokens and its answer, but the pool has "
                 f"{pool}{', less those of pinned documents' if pinned else ''}: "
                 "enlarge the cache (num_pages), shorten the documents or lower max_tokens"
@@ -187,7 +186,7 @@ class InputProcessor:
 
 
 def _check_layers(select: Select, num_layers: int) -> None:
-    """Raise InvalidOption for a policy that the model has not the layers for."""
+    """Raise InvalidOption if the layers of ``select`` do not fit the model."""
     if set(range(num_layers)) <= set(select.layers_read_densely):
         raise InvalidOption(
             f"select would leave all {num_layers} layers of the model dense: give "

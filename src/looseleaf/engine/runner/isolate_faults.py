@@ -50,7 +50,7 @@ def isolate_fault(
     if len(parts) == 1:
         return replace(nothing, failed=[(work, fault)])
     _log.warning("a step of %d requests failed, each is computed alone: %r", len(parts), fault)
-    done, failed = list[tuple[StepWork, StepResult]](), list[tuple[StepWork, Exception]]()
+    results, failed = list[tuple[StepWork, StepResult]](), list[tuple[StepWork, Exception]]()
     logits = dict[Sequence, Tensor]()
     for part in parts:
         try:
@@ -60,19 +60,19 @@ def isolate_fault(
         except Exception as error:
             failed.append((part, error))
         else:
-            done.append((part, result))
-            # the next one may replay the same graph
+            results.append((part, result))
+            # the next part may replay the same graph
             logits |= zip(logit_sequences(part), result.logits.clone(), strict=True)
-    left = _joined(work, [part for part, _ in done])
-    place = {sequence: n for n, sequence in enumerate(left.decode)}
-    placed = [([place[s] for s in part.decode], result) for part, result in done]
-    rows = [logits[sequence] for sequence in logit_sequences(left)]
-    joined = join_reads(placed, torch.stack(rows) if rows else torch.empty(0))
-    return ComputedStep(left, joined, failed)
+    completed = _joined(work, [part for part, _ in results])
+    row_of = {sequence: row for row, sequence in enumerate(completed.decode)}
+    reads = [([row_of[s] for s in part.decode], result) for part, result in results]
+    rows = [logits[sequence] for sequence in logit_sequences(completed)]
+    joined = join_reads(reads, torch.stack(rows) if rows else torch.empty(0))
+    return ComputedStep(completed, joined, failed)
 
 
 def _by_request(work: StepWork) -> list[StepWork]:
-    """What ``work`` computes for each of its requests."""
+    """The part of ``work`` of each of its requests."""
     sequences = [*work.choosing, *work.decode, *(chunk.sequence for chunk in work.chunks)]
     return [
         StepWork(
@@ -86,11 +86,11 @@ def _by_request(work: StepWork) -> list[StepWork]:
 
 
 def _joined(work: StepWork, parts: Iterable[StepWork]) -> StepWork:
-    """``work`` with what is in one of its ``parts`` only."""
-    there = {id(one) for p in parts for one in (*p.decode, *p.chunks, *p.choosing)}
+    """``work``, restricted to the sequences and chunks of ``parts``."""
+    ids = {id(item) for part in parts for item in (*part.decode, *part.chunks, *part.choosing)}
     return replace(
         work,
-        decode=[s for s in work.decode if id(s) in there],
-        chunks=[chunk for chunk in work.chunks if id(chunk) in there],
-        choosing=[s for s in work.choosing if id(s) in there],
+        decode=[s for s in work.decode if id(s) in ids],
+        chunks=[chunk for chunk in work.chunks if id(chunk) in ids],
+        choosing=[s for s in work.choosing if id(s) in ids],
     )

@@ -1,8 +1,7 @@
-"""Runs a step on the device: from scheduled work to tensors, through the model, to logits.
+"""The runner: it turns scheduled work into tensors, runs the model, and returns logits.
 
-The only part of the engine that touches tensors besides the sampler. Host work is done once a step;
-the layers share it. On a GPU steps of few rows replay as graphs, and nothing waits for the device.
-"""
+Only the runner and the sampler use tensors. Host work happens once a step, and all layers share it.
+On a GPU steps of few rows replay as graphs, and the host never waits for the device."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,11 +23,11 @@ from looseleaf.blend.token_scoring import TokenScoring
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.runner.microbatches import (
     join_reads,
-    logit_places,
+    logit_rows,
+    microbatch_of,
+    microbatches_of,
     parted,
-    places_in_turns,
-    turn_of,
-    turns_of,
+    rows_in_microbatches,
 )
 from looseleaf.engine.runner.pass_timer import PassTimer
 from looseleaf.engine.runner.step import Step, prepare_step
@@ -52,7 +51,7 @@ from looseleaf.sparse import BreakEven
 from looseleaf.types import Attend, ScoreRule
 
 OnProgress = Callable[[str, int, int], None]
-"""Hears the stage of a long job, how much of it is done, and of how much."""
+"""Called with the stage of a long job, its completed items and their total."""
 
 _GIB = 1 << 30
 
@@ -61,10 +60,9 @@ _GIB = 1 << 30
 class Runner:
     """A model with its pool and attention on one device.
 
-    ``graphs`` and ``passes`` are None where steps do not replay. With ``runs_ahead`` a step may be
-    run before the tokens of the last one have arrived. ``compute_time`` hears how long steps take that
-    prefill or blend.
-    """
+    ``graphs`` and ``passes`` are None where steps do not replay. With ``runs_ahead`` a step may run
+    before the tokens of the previous one have reached the host. ``compute_time`` observes steps
+    that prefill or blend."""
 
     model: Decoder
     pool: PagePool
@@ -83,11 +81,11 @@ class Runner:
         implementation: Implementation = "auto",
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> "Runner":
-        """A runner whose pool has the size that ``config.cache`` asks for, or what fits the
-        device. ``on_progress`` hears how far measuring costs is, if that is asked for.
-        """
+        """A runner whose pool has the size of ``config.cache``, or the size that fits the device.
+
+        ``on_progress`` is called during the measurement of attention costs, if configured."""
         shape = model.config
-        # before the pool takes what memory there is
+        # measured before the pool takes the free memory
         costs = None
         if config.attention_costs == "measured":
             costs = _measured_costs(model, config, partial(on_progress, "costs of attention"))
@@ -115,7 +113,7 @@ class Runner:
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
-            # a padded pass may have other bits
+            # a padded pass may round differently
             passes = None if attention.batch_invariant else PassGraphs(model, attention)
         compute_time = ComputeTime() if config.tiers.any else None
         return cls(
@@ -124,8 +122,7 @@ class Runner:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """From how many tokens on choosing pages is faster; None on a CPU, where nothing is read
-        whole unless it is asked for."""
+        """The number of tokens from which page selection is faster; None on a CPU."""
         if not self.runs_ahead:
             return None
         costs, pool = self.attention.planner.costs, self.pool
@@ -134,21 +131,21 @@ class Runner:
     @property
     def num_graphs(self) -> int:
         """Graphs captured so far."""
-        return sum(held.num_captured for held in (self.graphs, self.passes) if held is not None)
+        captures = (self.graphs, self.passes)
+        return sum(graphs.num_captured for graphs in captures if graphs is not None)
 
     @property
     def replayed_rows(self) -> int | None:
-        """Up to how many rows passes behind loads replay; None where nothing is launched."""
+        """The most rows of a replayed pass whose documents load; None on a CPU."""
         if not self.runs_ahead:
             return None
         return 0 if self.passes is None else MAX_ROWS
 
     def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
-        """Compile all kernels and capture the graphs of usual steps; ``on_progress`` hears how much
-        is done, of how much.
+        """Compile all kernels and capture the graphs of usual steps, with ``on_progress``.
 
-        Otherwise each is made ready when it is first needed. On a CPU there is nothing to do.
-        """
+        Without this call each kernel and graph is prepared at its first use. On a CPU this returns
+        immediately."""
         if self.graphs is None:
             return
         jobs = warming(self.model, self.attention, self.graphs, self.passes)
@@ -161,19 +158,17 @@ class Runner:
     def run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None) -> StepResult:
         """Compute a step.
 
-        ``previous`` has the tokens that `awaited_token` stands for. On a GPU the call returns
-        before the step is computed, and a later call may overwrite the logits; not so if it has
-        sequences that choose tokens, which waits for the device. Where its rows read documents that
-        are still arriving, each layer waits for its keys and values, and the call raises what that
-        does; then the step is as if it had not been run.
-        """
+        ``previous`` replaces the placeholders of `awaited_token`. On a GPU the call returns before
+        the step is computed, and a later call may overwrite the logits. Token scoring of
+        ``work.choosing`` waits for the device. Layers wait for documents that still load. If a load
+        fails, the call raises its error and the step has no effect."""
         if not work.choosing:
             return self._run(work, previous)
         launched, result = self._choose(work), self._run(work, previous)
         return replace(result, launched=launched or result.launched)
 
     def _run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None) -> StepResult:
-        """`run` of a step whose sequences know their tokens."""
+        """`run` of a step after token scoring."""
         if work.chunks and self.graphs is not None and self.passes is not None:
             parts = parted(work)
             if parts is not None:
@@ -182,22 +177,21 @@ class Runner:
             device = self.model.device
             return StepResult.of_chunks(torch.empty(0, self.model.config.vocab_size, device=device))
         new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks) if work.chunks else 0
-        each = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
+        outputs = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
         if self.graphs is not None and any(sequence.features for sequence in work.decode):
-            turns = turns_of(each)
-            if len(turns) > 1:
-                return self._run_in_turn(work, each, turns, previous)
-        return self._compute(work, each, previous)
+            microbatches = microbatches_of(outputs)
+            if len(microbatches) > 1:
+                return self._run_microbatches(work, outputs, microbatches, previous)
+        return self._compute(work, outputs, previous)
 
     def _compute(
         self,
         work: StepWork,
-        each: Sequence[Sequence[DecodeRow]],
+        outputs: Sequence[Sequence[DecodeRow]],
         previous: Int[Tensor, " sampled"] | None,
     ) -> StepResult:
-        """`run` of all that is replayed or launched together; ``each`` has the rows of every output
-        that decodes."""
-        step = prepare_step(work, each, self.pool.page_size)
+        """`run` of one microbatch; ``outputs`` has the rows of every decoding output."""
+        step = prepare_step(work, outputs, self.pool.page_size)
         late = bool(step.fusions) and self.passes is not None and self.passes.has_units
         if step.fusions and not late:
             self._place(step.fusions)
@@ -225,7 +219,7 @@ class Runner:
         attend: Attend = paged
         for feature, its_rows in step.features:
             attend = feature.wrap(attend, its_rows, asked)
-        # rows that only decode take another way, in a fraction of the time of as many new ones
+        # decode rows use other kernels, which are much faster per row, so they are not timed
         timer = None
         if self.compute_time is not None and step.chunks:
             timer = PassTimer(self.compute_time, device)
@@ -258,46 +252,47 @@ class Runner:
         parts: tuple[StepWork, StepWork],
         previous: Int[Tensor, " sampled"] | None,
     ) -> StepResult:
-        """Compute a step in its two parts; only the first has rows that decode."""
+        """Compute a step in its two parts; only the first has decode rows."""
         rest = self._run(parts[0], previous)
         # the second part may replay as a step too, and graphs of steps share their memory
-        kept = rest.logits.clone()
-        both = torch.cat([kept, self._run(parts[1], None).logits])
-        return replace(rest, logits=_ordered(both, logit_places(work)))
+        rest_logits = rest.logits.clone()
+        both = torch.cat([rest_logits, self._run(parts[1], None).logits])
+        return replace(rest, logits=_ordered(both, logit_rows(work)))
 
-    def _run_in_turn(
+    def _run_microbatches(
         self,
         work: StepWork,
-        each: Sequence[Sequence[DecodeRow]],
-        turns: Sequence[Sequence[int]],
+        outputs: Sequence[Sequence[DecodeRow]],
+        microbatches: Sequence[Sequence[int]],
         previous: Int[Tensor, " sampled"] | None,
     ) -> StepResult:
-        """Compute a step whose outputs choose by several policies, those of each in turn."""
+        """Compute a step whose outputs have several policies, one microbatch per policy."""
         logits, results = list[Tensor](), list[tuple[Sequence[int], StepResult]]()
-        for turn in turns:
-            part, rows = turn_of(work, turn, first=not logits), [each[place] for place in turn]
-            result = self._compute(part, rows, previous)
-            # the next turn may replay the same graph
+        for microbatch in microbatches:
+            part = microbatch_of(work, microbatch, first=not logits)
+            result = self._compute(part, [outputs[row] for row in microbatch], previous)
+            # the next microbatch may replay the same graph
             logits.append(result.logits.clone())
-            results.append((turn, result))
+            results.append((microbatch, result))
         ending = sum(chunk.ends_prompt for chunk in work.chunks)
-        return join_reads(results, _ordered(torch.cat(logits), places_in_turns(turns, ending)))
+        rows = rows_in_microbatches(microbatches, ending)
+        return join_reads(results, _ordered(torch.cat(logits), rows))
 
     def _place(self, fusions: Sequence[Fusion]) -> None:
-        """Say where the keys of patches stand that are begun. A list in units says itself how much
-        of a patch each row sees: only who decodes behind it asks."""
+        """Store the positions of patches whose pass begins. Only decode rows read them; lists in
+        units already state how much of a patch each row sees."""
         for fusion in fusions:
             assert fusion.positions is not None, "a pass begins when they are chosen"
             self.pool.set_positions(fusion.pages, fusion.positions)
 
     def _choose(self, work: StepWork) -> float | None:
-        """Have the sequences that choose tokens know them; returns when that was launched."""
+        """Run token scoring; returns the time of its first launch."""
         awaited = [arriving for s in work.choosing for arriving in s.arriving()]
         fusions = [s.fusion for s in work.choosing if s.fusion is not None]
         return TokenScoring(self.model, self.attention, awaited, self.passes).choose(fusions)
 
     def _replay(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult | None:
-        """The result of a step for which there are graphs, else None."""
+        """The result of a replayed step; None if no graph fits."""
         chunks, in_parts = step.chunks, False
         if self.passes is not None and not step.decode:
             in_parts = self.passes.sooner(chunks)
@@ -317,20 +312,19 @@ class Runner:
         return result
 
 
-def _ordered(logits: Tensor, places: Sequence[int]) -> Tensor:
-    """The logits at ``places``."""
-    return logits.index_select(0, to_device(torch.tensor(places), logits.device))
+def _ordered(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """The logits of ``rows``, in their order."""
+    return logits.index_select(0, to_device(torch.tensor(rows), logits.device))
 
 
 def pool_dtype(model: Decoder, cache: CacheConfig) -> torch.dtype:
-    """The dtype that keys and values of ``model`` are stored in."""
+    """The dtype of stored keys and values of ``model``."""
     return FP8 if cache.kv_dtype == "fp8" else model.dtype
 
 
 def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -> CostModel:
-    """What attention costs on the model's device; built-in costs, and a warning, where that can't
-    be measured.
-    """
+    """The attention costs of the model's device; built-in costs, with a warning, if the
+    measurement fails."""
     shape, dtype = model.config, pool_dtype(model, config.cache)
     heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
     wanted = Shape(*heads, config.cache.page_size, model.dtype, dtype)
@@ -364,7 +358,7 @@ def _pool_pages(
                 "memory_gib",
             )
         return pages
-    # never more than all sequences at full length could use, twice over for idle documents
+    # at most all sequences at full length, doubled for idle documents
     most = 2 * scheduler.max_num_seqs * -(-max_model_len // cache.page_size)
     return max(1, min(most, _spare_bytes(model.device) // per_page))
 
