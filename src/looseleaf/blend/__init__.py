@@ -1,10 +1,8 @@
-"""Which tokens of reused documents are computed again when the documents meet in one request.
+"""Blending: the choice of document tokens that a request computes again (CacheBlend).
 
-Pure functions over tensors. A *selector* (one file each) turns the scores of the candidates into
-tokens, within a *budget*; where its scores come from is its ``evidence``. Running the model, and
-keeping patches and masking what they replace is left to the engine, which calls in between layers
-through ``RowFilter``.
-"""
+A *selector* turns scores of candidate tokens into a choice within a *budget*. Its ``evidence``
+names the source of the scores. Selectors are pure functions over tensors. `token_scoring` runs the
+model and `fusion` keeps the patch. README.md has the algorithm and the file of each step."""
 
 from looseleaf.blend.budget import Budget, choose
 from looseleaf.blend.candidates import Candidates, Selector

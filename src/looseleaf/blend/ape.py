@@ -1,9 +1,8 @@
-"""Rows that read two sets of keys apart: the attention over each, one of them tempered and scaled,
-then the merge (APE, arXiv 2502.05431, section 3).
+"""APE attention (arXiv 2502.05431, section 3): rows attend to text and documents separately.
 
-The scores of the ``other`` set are divided by a temperature; its log-sum-exp, and so the logarithm
-of its share, is multiplied by a scale. With both at 1 it is attention over the union. The operators
-are those that read everything else; such rows are read by span list, also when they decode."""
+Scores of the documents are divided by a temperature. Their log-sum-exp is multiplied by a scale,
+and both states are merged. With temperature and scale 1 this equals attention over the union.
+Decode rows use span lists too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from looseleaf.types import Attend, AttnState, ScoreRule
 
 @dataclass(frozen=True)
 class Apart:
-    """``rows`` of a step, as ``own`` reads its own keys, and the ``other`` spans that it reads."""
+    """APE ``rows`` of a step: ``own`` are the reads of their text, ``other`` the document spans."""
 
     rows: range
     own: PrefillChunk
@@ -42,9 +41,9 @@ class _Read:
 
 
 class ApartStep:
-    """The attention of a step some of whose rows read apart.
+    """The attention of a step with APE rows.
 
-    ``step`` writes all keys and answers the other rows. ``asked`` as in `StepRows`."""
+    ``step`` writes all keys and computes all other rows. ``asked`` as in `StepRows`."""
 
     def __init__(
         self,
@@ -54,13 +53,15 @@ class ApartStep:
         asked: Sequence[int] | None,
     ) -> None:
         self._owner, self._step = owner, step
-        every = [self._read(one, list(one.rows), list(one.rows)) for one in apart]
-        self._reads = [every] * len(owner.rules)
+        reads = [self._read(ape, list(ape.rows), list(ape.rows)) for ape in apart]
+        self._reads = [reads] * len(owner.rules)
         if asked is not None:
-            places = {row: place for place, row in enumerate(asked)}
-            kept = [(one, [row for row in one.rows if row in places]) for one in apart]
+            index_of = {row: index for index, row in enumerate(asked)}
+            last_layer = [(ape, [row for row in ape.rows if row in index_of]) for ape in apart]
             self._reads[-1] = [
-                self._read(one, rows, [places[row] for row in rows]) for one, rows in kept if rows
+                self._read(ape, rows, [index_of[row] for row in rows])
+                for ape, rows in last_layer
+                if rows
             ]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,17 +93,17 @@ class ApartStep:
 
     @property
     def _implementation(self) -> Implementation:
-        """The owner's, or the CPU's own where that has C kernels: neither operator has one."""
+        """The owner's implementation; ``cpu`` for ``native``, which has neither operator."""
         chosen = self._owner.implementation
         return "cpu" if chosen == "native" else chosen
 
-    def _read(self, one: Apart, rows: Sequence[int], places: Sequence[int]) -> _Read:
+    def _read(self, ape: Apart, rows: Sequence[int], query_rows: Sequence[int]) -> _Read:
         device, tile_rows = self._owner.pool.kv.device, self._owner.planner.tile_rows
-        positions = [one.own.positions[row - one.rows.start] for row in rows]
+        positions = [ape.own.positions[row - ape.rows.start] for row in rows]
 
         def over(spans: tuple[ReadSpan, ...]) -> SpanList:
             chunk = PrefillChunk(positions, spans)
             return make_span_list([chunk], tile_rows=tile_rows, device=device)
 
-        index = torch.tensor(places, dtype=torch.int64, device=device)
-        return _Read(index, over(one.own.spans), over(one.other), one.temperature, one.scale)
+        index = torch.tensor(query_rows, dtype=torch.int64, device=device)
+        return _Read(index, over(ape.own.spans), over(ape.other), ape.temperature, ape.scale)

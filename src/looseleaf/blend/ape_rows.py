@@ -1,5 +1,4 @@
-"""Rows that read their documents apart from text (APE, arXiv 2502.05431): rows that decode, and
-rows of chunks that end in the sequence's own text."""
+"""The APE feature (arXiv 2502.05431): decode rows, and tail rows of chunks, use APE attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from looseleaf.types import Attend
 
 @dataclass(frozen=True)
 class ApeRows(Feature):
-    """An output reads its documents apart, with the temperature and the scale of ``fuse``."""
+    """An output attends to its documents with the temperature and scale of ``fuse``."""
 
     replays = False
     attention: PagedAttention

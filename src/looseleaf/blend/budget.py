@@ -1,4 +1,4 @@
-"""How many tokens may be chosen, and choosing that many: the one top-k that all selectors share."""
+"""The budget of a selector, and the top-k that all selectors share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from looseleaf.errors import InvalidOption
 
 @dataclass(frozen=True)
 class Budget:
-    """Exactly one of three limits, for each request by itself.
+    """Exactly one of three limits, for each request.
 
     ``ratio``: a share of the request's candidates, 0 to 1, rounded down. ``tokens``: a number.
-    ``threshold``: every candidate whose score is above it; how many these are is known only on the
-    device, so it costs a synchronisation and fits no fixed graph."""
+    ``threshold``: all candidates with a higher score. Their number is known only on the device, so
+    a threshold costs a synchronisation and fits no fixed graph."""
 
     ratio: float | None = None
     tokens: int | None = None
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        given = [x is not None for x in (self.ratio, self.tokens, self.threshold)]
-        if sum(given) != 1:
+        limits = (self.ratio, self.tokens, self.threshold)
+        if sum(limit is not None for limit in limits) != 1:
             raise InvalidOption("a budget is a ratio, a number of tokens or a threshold: give one")
         if self.ratio is not None and not 0 <= self.ratio <= 1:
             raise InvalidOption(f"a ratio is between 0 and 1, not {self.ratio}")
@@ -42,14 +42,14 @@ class Budget:
         return self.threshold is None
 
     def count(self, length: int) -> int:
-        """Tokens that may be chosen among ``length``. For a threshold, all might."""
+        """The most tokens chosen among ``length``; all of them for a threshold."""
         if self.ratio is not None:
-            # 0.29 * 100 is 28.999…: what is a whole number but for rounding counts as one
+            # 0.29 * 100 is 28.999…, which must count as 29
             return min(length, int(self.ratio * length + 1e-9))
         return length if self.tokens is None else min(length, self.tokens)
 
     def scaled(self, factor: float) -> "Budget":
-        """The ratio or number times ``factor``, as a layer's own share; a threshold stays."""
+        """The budget of a layer: ratio or tokens times ``factor``; a threshold does not change."""
         if self.ratio is not None:
             return Budget(ratio=min(1.0, self.ratio * factor))
         return self if self.tokens is None else Budget(tokens=int(self.tokens * factor))
@@ -60,17 +60,17 @@ def choose(
 ) -> Int[Tensor, " kept"]:
     """Indices of the candidates with the highest scores of each request, ascending.
 
-    Of equal scores the earlier token wins. Sizes are those of ``budget.count``, known to the host,
-    unless the budget is a threshold."""
+    The earlier of two tokens with equal scores wins. The host knows the sizes from
+    ``budget.count``, unless the budget is a threshold."""
     if budget.threshold is not None:
         return (scores > budget.threshold).nonzero()[:, 0]
     return choose_counts(scores, candidates, budget_counts(candidates, budget))
 
 
 def budget_counts(candidates: Candidates, budget: Budget) -> tuple[int, ...]:
-    """Tokens that ``budget`` allows each request: of its totals, but no more than are left."""
+    """Tokens that ``budget`` allows each request, from its total, at most its candidates."""
     pairs = zip(candidates.lengths, candidates.totals, strict=True)
-    return tuple(min(left, budget.count(total)) for left, total in pairs)
+    return tuple(min(length, budget.count(total)) for length, total in pairs)
 
 
 def choose_counts(
@@ -78,19 +78,18 @@ def choose_counts(
 ) -> Int[Tensor, " kept"]:
     """``choose`` with a number of tokens for each request, at most its candidates."""
     if len(counts) == 1:
-        # most often: on a GPU machine's many threads PyTorch's steps take longer to begin than this
+        # the usual case; NumPy takes less time than PyTorch takes to start its threads
         return torch.from_numpy(_highest(scores.cpu().numpy(), counts[0])).to(scores.device)
-    # to PyTorch what is no number is the highest
+    # PyTorch sorts NaN as the highest value
     best_first = scores.where(~scores.isnan(), -torch.inf).argsort(descending=True, stable=True)
-    # a stable second sort brings the requests together and keeps the order within each
+    # a stable second sort groups by request and keeps the order within each
     by_request = best_first[candidates.requests[best_first].argsort(stable=True)]
     slots = ranges(candidates.starts, counts, scores.device)
     return by_request[slots].sort().values
 
 
 def _highest(scores: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArray[np.intp]:
-    """Where the ``count`` highest scores stand, ascending; of equal ones the earlier win, and what
-    is no number is the lowest. Without sorting all: that takes a millisecond for 20,000."""
+    """Ascending indices of the ``count`` highest scores. Earlier scores win ties; NaN is lowest."""
     if not count:
         return np.zeros(0, dtype=np.intp)
     scores = np.where(np.isnan(scores), -np.inf, scores)

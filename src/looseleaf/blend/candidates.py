@@ -1,6 +1,4 @@
-"""The tokens that may be computed again, of every request of a batch, and the selector's protocol.
-
-Nothing here looks at a score."""
+"""The candidate tokens of a batch, and the protocol of a selector."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -12,22 +10,21 @@ from torch import Tensor
 from looseleaf.errors import InvalidOption
 
 Evidence = Literal["none", "deviation", "question", "links", "oracle"]
-"""What a selector's scores are made of.
+"""The source of a selector's scores.
 
-``none``: position is enough, the scores are not looked at. ``deviation``: ``kv_deviation`` of rows
-that reached a check layer. ``question``: the attention received from the text rows alone.
-``links``: that, and what the tokens found read in turn. ``oracle``: a full prefill; for evaluation
-only."""
+``none``: no scores, the choice depends on positions. ``deviation``: `kv_deviation` of rows at a
+check layer. ``question``: attention received from text rows. ``links``: the same, and attention
+received from scouts. ``oracle``: a full prefill, for evaluation only."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The document tokens of a batch of requests that a cache holds, one request after the other.
+    """The cached document tokens of a batch, request after request.
 
-    ``positions`` are true positions in the request, ascending within a request. ``documents``
-    numbers the parts of a request, texts and documents, in order; the same stored document placed
-    twice has two numbers. ``lengths`` is the number of candidates of each request, known to the
-    host; ``totals`` what it was before any were left out, which a budget's ratio refers to."""
+    ``positions`` are positions in the request, ascending within a request. ``documents`` are the
+    numbers of their prompt parts; a document at two positions has two numbers. ``lengths`` is the
+    number of candidates of each request, known to the host. ``totals`` is that number before
+    filtering, to which a budget's ratio refers."""
 
     positions: Int[Tensor, " tokens"]
     documents: Int[Tensor, " tokens"]
@@ -55,7 +52,7 @@ class Candidates:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each request's candidates begin."""
+        """The index of each request's first candidate."""
         starts, total = [], 0
         for length in self.lengths:
             starts.append(total)
@@ -69,11 +66,11 @@ class Candidates:
 
 @runtime_checkable
 class Selector(Protocol):
-    """Scores to tokens. Deterministic, and no request's choice depends on its batch mates."""
+    """Chooses tokens by scores: deterministic, and independent of other requests in the batch."""
 
     @property
     def evidence(self) -> Evidence:
-        """What the scores given to ``select`` must be."""
+        """The source of the scores of ``select``."""
         ...
 
     def select(

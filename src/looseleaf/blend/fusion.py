@@ -1,10 +1,9 @@
-"""The pass in which the documents of a request meet: its text, and the tokens computed again.
+"""Fusion: the answering pass of a request over its text and the chosen tokens of its documents.
 
-Documents are encoded, shared and read as ever. What a request computes again of them goes to its
-*patch*, pages of its own whose keys stand in frame 0, and is hidden from it in the shared pages,
-which are never written. The rows of the pass are all text behind the first blended document and the
-chosen tokens, in the order of their positions; each sees what stands at its own or before, so the
-pass can be cut into chunks like any prompt."""
+Keys and values of chosen tokens go to the *patch*, pages of the request in frame 0. Shared pages
+are never written; a bitmap hides the replaced tokens. The rows of the pass are all text after the
+first blended document and the chosen tokens, by position. Each row reads positions up to its own,
+so the pass can be cut into chunks like any prompt."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,9 +37,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FusedRows:
-    """Rows by position: ``positions``, and a ``table`` ``[3, rows]`` of token, slot and place in
-    the segment.
-    """
+    """Rows by position, with a ``table`` ``[3, rows]`` of token, slot and offset in the segment."""
 
     positions: IntArray
     table: IntArray
@@ -48,9 +45,8 @@ class FusedRows:
 
 @dataclass(frozen=True)
 class Begun:
-    """How far the document rows of a pass have come while they were chosen: ``hidden`` are their
-    states before ``layer``, rising by position. What they keep of the layers before is in the patch
-    already."""
+    """Document rows that token scoring computed up to ``layer``: their ``hidden`` states before it,
+    by position. Their keys and values of earlier layers are in the patch."""
 
     layer: int
     hidden: Float[Tensor, "rows hidden_size"]
@@ -58,17 +54,17 @@ class Begun:
 
 @dataclass(eq=False)
 class Fusion:
-    """What one sequence does about its blended documents.
+    """The blending state of one sequence.
 
-    ``before`` are the parts in front of the first of them, ``parts`` it and all behind it; the last
-    is the tail, whose first ``num_prompt_tail`` tokens are the prompt's. ``positions`` are those of
-    the tokens to be computed again, ascending, None until they are chosen; a sequence that starts
-    over keeps them, and one that needs no evidence chooses when it is first asked. ``most`` tokens
-    may be chosen, or tried out. ``first_number`` is that of the first of ``parts`` among all parts.
-    ``pages`` is the patch, of ``num_pages`` while the sequence is admitted; with ``patched`` its
-    keys and values are there once the tokens are chosen, and the pass has text only; where they
-    have only ``begun``, the pass goes on with them. ``stale`` tokens were chosen like that in pages
-    that are gone. ``scores`` are the evidence's, kept for who wants to know."""
+    ``before`` are the parts before the first blended document, ``parts`` that document and all
+    later parts. The last part is the tail, whose first ``num_prompt_tail`` tokens belong to the
+    prompt. ``most`` is the largest number of chosen tokens or scouts. ``first_number`` is the index
+    of the first of ``parts`` among all parts. ``pages`` is the patch, of ``num_pages``.
+
+    ``positions`` are the ascending positions of chosen tokens, None before the choice; a preempted
+    sequence keeps them. With ``patched`` token scoring has filled the patch, so the pass has text
+    only. With ``begun`` the pass continues rows that token scoring began. ``stale`` means that the
+    pages of such rows were freed. ``scores`` are the scores of the choice, for reports."""
 
     fuse: Fuse
     selector: Selector
@@ -93,17 +89,17 @@ class Fusion:
         """The tokens of the blended documents."""
         uses = [(n, part) for n, part in enumerate(self.parts) if isinstance(part, DocumentUse)]
         numbers = np.repeat([n for n, _ in uses], [use.num_tokens for _, use in uses])
-        at = self._candidate_positions
-        of = torch.from_numpy(numbers + self.first_number)
-        return Candidates(torch.from_numpy(at), of, (len(at),))
+        positions = torch.from_numpy(self._candidate_positions)
+        documents = torch.from_numpy(numbers + self.first_number)
+        return Candidates(positions, documents, (len(positions),))
 
     @property
     def positions(self) -> IntArray | None:
-        """Where the tokens stand that are computed again, None until there is evidence for them."""
+        """Positions of the chosen tokens; None before token scoring."""
         if self._positions is None and isinstance(self.selector, FirstK):
             counts = self.selector.counts([use.num_tokens for use in self.documents])
-            stand = zip(self.documents, counts, strict=True)
-            first = [np.arange(use.start, use.start + count) for use, count in stand]
+            pairs = zip(self.documents, counts, strict=True)
+            first = [np.arange(use.start, use.start + count) for use, count in pairs]
             self._positions = np.concatenate(first)
         elif self._positions is None and self.selector.evidence == "none":
             kept = self.selector.select(self.candidates, torch.zeros(len(self.candidates)))
@@ -111,11 +107,12 @@ class Fusion:
         return self._positions
 
     def expected(self) -> tuple[int, float]:
-        """How many tokens are computed again, at most, and where they stand on average: until they
-        are chosen, where all do that may be."""
+        """The number of chosen tokens and their mean position.
+
+        Before the choice these are the largest number and the mean position of all candidates."""
         if self._positions is not None:
-            known = self._positions
-            return len(known), float(known.mean()) if len(known) else 0.0
+            count = len(self._positions)
+            return count, float(self._positions.mean()) if count else 0.0
         middles = [(use.num_tokens, use.start + (use.num_tokens - 1) / 2) for use in self.documents]
         total = sum(length for length, _ in middles)
         return self.most, sum(length * middle for length, middle in middles) / total
@@ -132,17 +129,17 @@ class Fusion:
 
     @property
     def chosen(self) -> bool:
-        """Whether the pass may begin: its tokens are chosen, and computed if that is one."""
+        """Whether the pass may begin: its tokens are chosen and not stale."""
         return self.positions is not None and not self.stale
 
     @property
     def chosen_positions(self) -> list[int]:
-        """``positions`` as a list, empty until they are chosen."""
+        """``positions`` as a list, empty before the choice."""
         return [] if self.positions is None else self.positions.tolist()
 
     @property
     def num_pages(self) -> int:
-        """Pages of the patch: for all tokens that may be chosen, or try to be, until they are."""
+        """Pages of the patch; before the choice, pages for the largest number of tokens."""
         known = self._positions is not None and not self.stale
         most = len(self._positions) if known and self._positions is not None else self.most
         return -(-most // self.page_size)
@@ -154,13 +151,13 @@ class Fusion:
 
     @property
     def num_evidence_rows(self) -> int:
-        """About how many rows the passes have that tell which tokens to choose."""
+        """The approximate number of rows of token scoring."""
         text = sum(run.num_tokens for run in self.runs[:-1]) + self.num_prompt_tail
         return text + (self.most if isinstance(self.selector, Deviation | Oracle) else 0)
 
     @property
     def rows(self) -> FusedRows:
-        """The rows of the pass, once the tokens are chosen and there are pages."""
+        """The rows of the pass, after the choice and the admission."""
         if self._rows is None:
             assert self.positions is not None, "a pass begins when its tokens are chosen"
             rows = [self._text_rows(run, run.num_tokens) for run in self.runs]
@@ -169,13 +166,13 @@ class Fusion:
         return self._rows
 
     def text_rows(self) -> FusedRows:
-        """The rows of the prompt's own text, which tell what it reads."""
-        *others, tail = self.runs
-        rows = [self._text_rows(run, run.num_tokens) for run in others]
+        """The rows of the prompt's text, for token scoring."""
+        *runs, tail = self.runs
+        rows = [self._text_rows(run, run.num_tokens) for run in runs]
         return by_position([*rows, self._text_rows(tail, self.num_prompt_tail)])
 
     def document_rows(self, positions: IntArray) -> FusedRows:
-        """Rows of document tokens at ``positions``, whose keys go to the patch in this order."""
+        """Rows of document tokens at ``positions``; their keys go to the patch in this order."""
         table, cuts = np.empty((3, len(positions)), dtype=np.int64), self._cuts(positions)
         for use, start, stop in zip(self.documents, cuts[::2], cuts[1::2], strict=True):
             table[0, start:stop] = use.part.ids[positions[start:stop] - use.start]
@@ -183,12 +180,12 @@ class Fusion:
         return FusedRows(positions, table)
 
     def patch_slots(self, nth: IntArray) -> IntArray:
-        """The slots of the keys number ``nth`` of the patch."""
+        """The slots of the patch's keys with indices ``nth``."""
         pages = np.asarray(self.pages, dtype=np.int64)
         return pages[nth // self.page_size] * self.page_size + nth % self.page_size
 
     def prefill(self, start: int, stop: int) -> PrefillChunk:
-        """Rows ``start:stop`` of the pass as the attention plan knows them."""
+        """Rows ``start:stop`` of the pass, for the attention plan."""
         assert self.positions is not None
         positions = self.rows.positions[start:stop]
         return PrefillChunk(positions, self.spans(self.positions, int(positions[-1])))
@@ -200,67 +197,64 @@ class Fusion:
         return by_position([*texts, self.document_rows(chosen)])
 
     def documents_among(self, start: int, stop: int) -> slice:
-        """Which of the chosen tokens are among rows ``start:stop`` of the pass."""
+        """The chosen tokens among rows ``start:stop`` of the pass, as a slice of ``positions``."""
         assert self.positions is not None
         rows = self.rows.positions
         bounds = rows[start], rows[stop - 1] + 1
         return slice(*np.searchsorted(self.positions, bounds).tolist())
 
     def stored_slots(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Slots (``page * page_size + slot``) of stored document tokens, and their places in their
-        segments.
-        """
+        """Slots (``page * page_size + offset``) of stored document tokens, and their offsets in
+        their segments."""
         starts = np.array([use.start for use in self.documents])
         which = np.searchsorted(starts, positions, "right") - 1
-        places = positions - starts[which]
-        each = [np.asarray(use.write_pages, dtype=np.int64) for use in self.documents]
-        first = np.cumsum([0, *map(len, each)])[which]
-        pages = np.concatenate(each)[first + places // self.page_size]
-        return pages * self.page_size + places % self.page_size, places
+        offsets = positions - starts[which]
+        pages_of = [np.asarray(use.write_pages, dtype=np.int64) for use in self.documents]
+        first = np.cumsum([0, *map(len, pages_of)])[which]
+        pages = np.concatenate(pages_of)[first + offsets // self.page_size]
+        return pages * self.page_size + offsets % self.page_size, offsets
 
     def settle(self, positions: IntArray) -> list[int]:
-        """Choose the tokens at ``positions``; returns the pages that the patch has too many."""
+        """Choose the tokens at ``positions``; returns the patch's surplus pages."""
         self._positions, self.stale = positions, False
         spare = self.pages[self.num_pages :]
         del self.pages[self.num_pages :]
         return spare
 
     def spans(self, replaced: IntArray, last: int) -> tuple[ReadSpan, ...]:
-        """What rows up to position ``last`` read when the document tokens at ``replaced`` are in
-        the patch.
-        """
+        """The spans of rows up to position ``last``, with tokens at ``replaced`` in the patch."""
         spans = [*self._before(), *self._behind(replaced, self.parts)]
         return tuple(span for span in spans if span.offset <= last)
 
     def settled(self) -> tuple[ReadSpan, ...]:
-        """What decoding reads besides the tail."""
+        """The spans of decode rows without the tail."""
         assert self.positions is not None
         return (*self._before(), *self._behind(self.positions, self.parts[:-1]))
 
     def stored(self) -> tuple[ReadSpan, ...]:
-        """The blended documents as they are stored."""
+        """The spans of the blended documents, without the patch."""
         return tuple(use.span() for use in self.documents)
 
     def num_chosen(self) -> list[int]:
-        """How many tokens of each document are computed again, 0 until they are chosen."""
+        """The number of chosen tokens of each document; 0 before the choice."""
         if self.positions is None:
             return [0] * len(self.documents)
         cuts = self._cuts(self.positions)
         return [stop - start for start, stop in zip(cuts[::2], cuts[1::2], strict=True)]
 
     def book(self) -> None:
-        """The first ``computed`` rows are done: so much of every run is there."""
-        done = self.rows.positions[: self.computed]
+        """Update the computed tokens of every run after the first ``computed`` rows."""
+        positions = self.rows.positions[: self.computed]
         for run in self.runs:
-            stands = np.searchsorted(done, (run.start, run.start + run.num_tokens))
-            run.computed = run.scheduled = int(stands[1] - stands[0])
+            first, last = np.searchsorted(positions, (run.start, run.start + run.num_tokens))
+            run.computed = run.scheduled = int(last - first)
         if self.begun is not None and self.computed == self.num_tokens:
             self.patched, self.begun = True, None
 
     def reset(self) -> None:
-        """Forget pages and progress, but not what was chosen: it depends on the prompt alone.
+        """Drop pages and progress, but keep the choice, which depends only on the prompt.
 
-        Where choosing and computing are one pass, both are done again."""
+        If the choice has filled or begun the patch, token scoring runs again."""
         self.pages = []
         self.scheduled = self.computed = 0
         self._rows = None
@@ -269,22 +263,22 @@ class Fusion:
 
     @cached_property
     def _candidate_positions(self) -> IntArray:
-        stand = [np.arange(use.start, use.start + use.num_tokens) for use in self.documents]
-        return np.concatenate(stand)
+        ranges = [np.arange(use.start, use.start + use.num_tokens) for use in self.documents]
+        return np.concatenate(ranges)
 
     def _cuts(self, positions: IntArray) -> list[int]:
-        """Where each blended document begins and ends among ``positions``."""
+        """The begin and end of each blended document as indices into ``positions``."""
         ranges = [(use.start, use.start + use.num_tokens) for use in self.documents]
         cuts: list[int] = positions.searchsorted(np.array(ranges).ravel()).tolist()
         return cuts
 
     def _text_rows(self, run: TextRun, stop: int) -> FusedRows:
-        table, places = np.empty((3, stop), dtype=np.int64), np.arange(stop)
-        nth = places // self.page_size
+        table, offsets = np.empty((3, stop), dtype=np.int64), np.arange(stop)
+        nth = offsets // self.page_size
         pages = np.array(run.pages, dtype=np.int64)[nth]
-        table[0], table[2] = run.tokens[:stop], places
-        table[1] = (pages - nth) * self.page_size + places
-        return FusedRows(run.start + places, table)
+        table[0], table[2] = run.tokens[:stop], offsets
+        table[1] = (pages - nth) * self.page_size + offsets
+        return FusedRows(run.start + offsets, table)
 
     def _before(self) -> Iterator[ReadSpan]:
         for part in self.before:
@@ -298,10 +292,10 @@ class Fusion:
             if isinstance(part, TextRun):
                 yield part.span(part.num_tokens)
                 continue
-            places = replaced[next(cuts) : next(cuts)] - part.start
-            # of a document that is replaced as a whole nothing is read
-            if len(places) < part.num_tokens:
-                yield _without(part, places)
+            offsets = replaced[next(cuts) : next(cuts)] - part.start
+            # a document without remaining tokens has no span
+            if len(offsets) < part.num_tokens:
+                yield _without(part, offsets)
         if len(replaced):
             yield ReadSpan(self.pages, 0, len(replaced), 0, places=replaced)
 
@@ -309,10 +303,10 @@ class Fusion:
 def make_fusion(
     fuse: Fuse | None, parts: Sequence[TextRun | DocumentUse], page_size: int
 ) -> Fusion | None:
-    """The fusion of a sequence with these parts, None if it computes no token again.
+    """The fusion of a sequence with these parts; None if it computes no token again.
 
-    A document directly behind what it was encoded behind is exact. All text behind the first other
-    one becomes part of the pass."""
+    A document directly after its encoding context is exact. All text after the first document that
+    is not exact belongs to the pass."""
     blended = [
         n for n, part in enumerate(parts) if isinstance(part, DocumentUse) and not is_exact(part)
     ]
@@ -336,12 +330,12 @@ def make_fusion(
 
 
 def is_exact(use: DocumentUse) -> bool:
-    """Whether a document stands directly behind what it was encoded behind."""
+    """Whether a document is directly after the context it was encoded with."""
     return use.start == use.part.context_length
 
 
 def make_selector(fuse: Fuse) -> Selector:
-    """The selector that a policy names."""
+    """The selector of a policy."""
     if fuse.selector == "all":
         return Everything()
     if fuse.selector == "first":
@@ -361,7 +355,7 @@ def make_selector(fuse: Fuse) -> Selector:
 
 
 def _falling(num_check_layers: int) -> tuple[float, ...]:
-    """From half as much again, evenly, to the budget itself."""
+    """Factors that fall evenly from 1.5 to 1."""
     steps = max(1, num_check_layers - 1)
     return (*(1.5 - 0.5 * n / steps for n in range(num_check_layers - 1)), 1.0)
 
@@ -373,17 +367,17 @@ def by_position(parts: Sequence[FusedRows]) -> FusedRows:
     return FusedRows(positions[order], table[:, order])
 
 
-def _without(use: DocumentUse, places: IntArray) -> ReadSpan:
-    """A document without the tokens at ``places``."""
+def _without(use: DocumentUse, offsets: IntArray) -> ReadSpan:
+    """The span of a document without the tokens at ``offsets``."""
     span = use.span()
-    if not len(places):
+    if not len(offsets):
         return span
     return ReadSpan(
-        span.pages, span.offset, span.length, span.sharable, _bitmap(places, span.length)
+        span.pages, span.offset, span.length, span.sharable, _bitmap(offsets, span.length)
     )
 
 
-def _bitmap(places: IntArray, length: int) -> Bitmap:
+def _bitmap(offsets: IntArray, length: int) -> Bitmap:
     hidden = np.zeros(-(-length // 32) * 32, dtype=np.bool_)
-    hidden[places] = True
+    hidden[offsets] = True
     return np.packbits(hidden, bitorder="little").view("<i4")

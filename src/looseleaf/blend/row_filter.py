@@ -1,4 +1,4 @@
-"""Narrowing the rows of one pass between layers: gradual filtering as a ``LayerHook``."""
+"""Gradual filtering: a ``LayerHook`` that drops rows of a pass at each check layer."""
 
 from collections.abc import Callable
 
@@ -12,18 +12,17 @@ from looseleaf.blend.candidates import Candidates
 from looseleaf.blend.selectors.deviation import Deviation
 
 RowScores = Callable[[int, Tensor, Tensor], Tensor]
-"""The scores of some rows before a layer: its index, their hidden states ``[rows, hidden_size]``
-and which rows of the pass they are; returns ``[rows]``. For deviation, the engine projects keys and
-values of the layer and compares them with the stored ones by ``kv_deviation``."""
+"""Scores ``[rows]`` of candidate rows before a layer, from the layer's index, their hidden states
+``[rows, hidden_size]`` and their row numbers in the pass. The scores are `kv_deviation` of the
+layer's keys and values."""
 
 
 class RowFilter:
-    """A ``LayerHook`` for one pass over the rows of a batch, made anew for each pass.
+    """A ``LayerHook`` for one pass over the rows of a batch.
 
-    ``candidate_rows`` says which rows of the pass the candidates are, ascending; all other rows are
-    texts and holes, which are never left out. ``rows`` are the rows of the pass that the coming
-    layer computes: the attention object reads it to know where its rows stand. A candidate left
-    out at a layer keeps its stored keys and values from that layer on."""
+    ``candidate_rows`` are the ascending rows of the candidates in the pass. All other rows are
+    text, which is never dropped. ``rows`` are the rows of the pass that the next layer computes. A
+    dropped candidate keeps its stored keys and values from that layer on."""
 
     def __init__(
         self,
@@ -45,24 +44,24 @@ class RowFilter:
     def __call__(
         self, layer: int, hidden: Float[Tensor, "rows hidden_size"]
     ) -> Float[Tensor, "remaining hidden_size"]:
-        """The hidden states of the rows that are left; ``rows`` and ``candidates`` follow."""
+        """The hidden states of the remaining rows; updates ``rows`` and ``candidates``."""
         if layer not in self._selector.check_layers:
             return hidden
-        places = _find(self.rows, self._candidate_rows)
-        scores = self._score_rows(layer, _taken(hidden, places), self._candidate_rows)
+        indices = _indices(self.rows, self._candidate_rows)
+        scores = self._score_rows(layer, _gather(hidden, indices), self._candidate_rows)
         selector = self._selector.at(layer)
         kept = selector.select(self.candidates, scores)
         self.candidates = self.candidates.among(kept, self._counts(kept, selector))
         self._candidate_rows = self._candidate_rows[kept]
         before = self.rows
         self.rows = torch.cat((self._candidate_rows, self._other_rows)).sort().values
-        return _taken(hidden, _find(before, self.rows))
+        return _gather(hidden, _indices(before, self.rows))
 
     def candidate_states(
         self, hidden: Float[Tensor, "remaining hidden_size"]
     ) -> Float[Tensor, "tokens hidden_size"]:
-        """Those of the candidates among the hidden states of the rows that are left."""
-        return _taken(hidden, _find(self.rows, self._candidate_rows))
+        """The hidden states of the candidates among the remaining rows."""
+        return _gather(hidden, _indices(self.rows, self._candidate_rows))
 
     def _counts(self, kept: Int[Tensor, " kept"], selector: Deviation) -> tuple[int, ...]:
         if selector.budget.is_fixed:
@@ -71,21 +70,21 @@ class RowFilter:
         return tuple(requests.bincount(minlength=len(self.candidates.lengths)).tolist())
 
 
-def _taken(
-    hidden: Float[Tensor, "rows hidden_size"], places: Int[Tensor, " some"]
-) -> Float[Tensor, "some hidden_size"]:
-    """The hidden states at ``places``, which rise."""
-    if len(places) == len(hidden):
+def _gather(
+    hidden: Float[Tensor, "rows hidden_size"], indices: Int[Tensor, " subset"]
+) -> Float[Tensor, "subset hidden_size"]:
+    """The hidden states at ascending ``indices``."""
+    if len(indices) == len(hidden):
         return hidden
-    if hidden.is_cuda and not places.is_cuda:
-        # without waiting for what the device still has to do
-        places = places.pin_memory().to(hidden.device, non_blocking=True)
-    return hidden[places]
+    if hidden.is_cuda and not indices.is_cuda:
+        # a pinned copy does not wait for work in flight
+        indices = indices.pin_memory().to(hidden.device, non_blocking=True)
+    return hidden[indices]
 
 
-def _find(rising: Int[Tensor, " all"], some: Int[Tensor, " some"]) -> Int[Tensor, " some"]:
-    """Where ``some`` of ``rising`` numbers stand among them."""
-    if rising.is_cuda:
-        return torch.searchsorted(rising, some)
-    # many threads of PyTorch's take longer to begin than this takes
-    return torch.from_numpy(np.searchsorted(rising.numpy(), some.numpy()))
+def _indices(rows: Int[Tensor, " rows"], subset: Int[Tensor, " subset"]) -> Int[Tensor, " subset"]:
+    """The index of each row of ``subset`` among the ascending ``rows``."""
+    if rows.is_cuda:
+        return torch.searchsorted(rows, subset)
+    # NumPy takes less time than PyTorch takes to start its threads
+    return torch.from_numpy(np.searchsorted(rows.numpy(), subset.numpy()))

@@ -1,8 +1,7 @@
-"""Which tokens sequences compute again, where that takes passes over their text to know.
+"""Token scoring: the passes that score document tokens, and the choice of tokens to compute again.
 
-Each pass is whole; sequences that ask by their text alone ask together. What the passes write goes
-to pages that the sequence owns and that its own pass writes once more: text to its runs, tokens
-tried out to its patch."""
+A pass is never cut into chunks. Sequences that score by their text share passes. Passes write to
+pages that the sequence owns, and the answering pass writes these again."""
 
 import time
 from collections.abc import Sequence
@@ -36,16 +35,14 @@ from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import Attend, LayerHook
 
-# a layer takes as long for so many rows as for the few of a text: to read its weights
+# a layer with up to this many rows takes as long as reading its weights
 _TEXT_PASS_ROWS = 256
 Scores = Float[Tensor, " tokens"]
 
 
 @dataclass(frozen=True)
 class _Readers:
-    """Rows of one fusion that are watched, ``weight`` of each, with the tokens at ``replaced`` in
-    the patch.
-    """
+    """Watched rows of one fusion with their ``weight``; tokens at ``replaced`` are in the patch."""
 
     fusion: Fusion
     rows: FusedRows
@@ -54,13 +51,13 @@ class _Readers:
 
     @classmethod
     def text(cls, fusion: Fusion) -> "_Readers":
-        """The prompt's own text, all of which counts."""
+        """The rows of the prompt's text, with weight 1."""
         rows = fusion.text_rows()
         return cls(fusion, rows, torch.ones(len(rows.positions)), rows.positions[:0])
 
     @property
     def before(self) -> list[int]:
-        """Where the part of each row begins."""
+        """The position at which the part of each row begins."""
         starts = np.array([part.start for part in self.fusion.parts])
         own: list[int] = starts[np.searchsorted(starts, self.rows.positions, "right") - 1].tolist()
         return own
@@ -68,9 +65,10 @@ class _Readers:
 
 @dataclass
 class TokenScoring:
-    """Chooses tokens with one model over one pool. A layer of a pass comes behind that layer of the
-    documents ``awaited``, and what waiting for them raises, `choose` raises. ``passes`` has graphs
-    of passes of few rows, if there are any."""
+    """Scores and chooses tokens with one model over one pool.
+
+    Each layer of a pass waits for that layer of the ``awaited`` loads, and `choose` raises their
+    errors. ``passes`` has graphs of passes of few rows; None without graphs."""
 
     model: Decoder
     attention: PagedAttention
@@ -80,12 +78,12 @@ class TokenScoring:
 
     @torch.inference_mode()
     def choose(self, fusions: Sequence[Fusion]) -> float | None:
-        """Set the positions of the tokens that ``fusions`` compute again; deviation computes them
-        as well, or begins to. Returns when the first pass was launched, on the clock
-        `time.perf_counter`.
-        """
+        """Set the positions of the tokens that ``fusions`` compute again.
+
+        Deviation also computes these tokens, completely or up to the last check layer. Returns the
+        time of the first launch, on the clock `time.perf_counter`."""
         self._launched = None
-        asking: dict[Question, list[Fusion]] = {}
+        by_question: dict[Question, list[Fusion]] = {}
         for fusion in fusions:
             selector = fusion.selector
             if isinstance(selector, Deviation):
@@ -95,21 +93,21 @@ class TokenScoring:
             else:
                 question = selector.question if isinstance(selector, Links) else selector
                 assert isinstance(question, Question), "other selectors choose without evidence"
-                # budgets may differ, layers not
-                alike = Question(Budget(ratio=0.0), question.watched_share)
-                asking.setdefault(alike, []).append(fusion)
-        for question, together in asking.items():
+                # fusions with different budgets share a pass over the same layers
+                key = Question(Budget(ratio=0.0), question.watched_share)
+                by_question.setdefault(key, []).append(fusion)
+        for question, together in by_question.items():
             readers = [_Readers.text(fusion) for fusion in together]
             layers = range(self.model.config.num_layers)
             watched = [layer for layer in layers if question.watches(layer, len(layers))]
             scores = self._received(readers, watched, len(layers))
-            chasing = []
-            for fusion, found in zip(together, scores, strict=True):
+            chases = []
+            for fusion, received in zip(together, scores, strict=True):
                 if isinstance(fusion.selector, Links):
-                    chasing.append((fusion, fusion.selector.begin(fusion.candidates, found)))
+                    chases.append((fusion, fusion.selector.begin(fusion.candidates, received)))
                 else:
-                    self._select(fusion, found)
-            self._chase(chasing)
+                    self._select(fusion, received)
+            self._chase(chases)
         return self._launched
 
     def _select(self, fusion: Fusion, scores: Scores) -> None:
@@ -120,46 +118,46 @@ class TokenScoring:
     def _settle(self, fusion: Fusion, positions: IntArray) -> None:
         self.attention.pool.free(fusion.settle(positions))
 
-    def _chase(self, chasing: list[tuple[Fusion, Chase]]) -> None:
-        """Follow the links of some fusions, a round of all of them in a pass, and choose."""
-        turn = 0
-        while chasing:
-            going = []
-            for fusion, chase in chasing:
+    def _chase(self, chases: list[tuple[Fusion, Chase]]) -> None:
+        """Run all rounds of links, each round in one pass for all fusions, and choose tokens."""
+        round_number = 0
+        while chases:
+            active = []
+            for fusion, chase in chases:
                 assert isinstance(fusion.selector, Links)
-                if turn < fusion.selector.rounds and len(chase.scouts):
-                    going.append((fusion, fusion.selector, chase))
+                if round_number < fusion.selector.rounds and len(chase.scouts):
+                    active.append((fusion, fusion.selector, chase))
                 else:
                     self._select(fusion, chase.scores)
-            turn, chasing = turn + 1, []
-            for depth, some in _by_depth(going, self.model.config.num_layers).items():
-                chasing += self._follow(some, depth)
+            round_number, chases = round_number + 1, []
+            for depth, group in _by_depth(active, self.model.config.num_layers).items():
+                chases += self._follow(group, depth)
 
     def _follow(
-        self, going: list[tuple[Fusion, Links, Chase]], depth: int
+        self, active: list[tuple[Fusion, Links, Chase]], depth: int
     ) -> list[tuple[Fusion, Chase]]:
         readers = []
-        for fusion, _, chase in going:
+        for fusion, _, chase in active:
             positions = fusion.candidates.positions[chase.scouts].numpy()
             weight = chase.importance[chase.scouts]
             rows = fusion.document_rows(positions)
             readers.append(_Readers(fusion, rows, weight, positions))
         strength = self._received(readers, range(depth), depth)
         return [
-            (fusion, links.follow(fusion.candidates, chase, found))
-            for (fusion, links, chase), found in zip(going, strength, strict=True)
+            (fusion, links.follow(fusion.candidates, chase, received))
+            for (fusion, links, chase), received in zip(active, strength, strict=True)
         ]
 
     def _received(
         self, readers: Sequence[_Readers], layers: Sequence[int], depth: int
     ) -> list[Scores]:
-        """The attention that candidates of each fusion receive from its rows across the border of
-        their part, in one pass through the first ``depth`` layers.
-        """
-        spans = [one.fusion.stored() for one in readers]
-        before = [at for one in readers for at in one.before]
-        watch = Watch(spans, layers, torch.cat([one.weight for one in readers]), before)
-        table, chunks = self._rows([(one.fusion, one.rows, one.replaced) for one in readers])
+        """The attention that candidates of each fusion receive from rows of later parts.
+
+        One pass through the first ``depth`` layers computes it for all ``readers``."""
+        spans = [reader.fusion.stored() for reader in readers]
+        before = [position for reader in readers for position in reader.before]
+        watch = Watch(spans, layers, torch.cat([reader.weight for reader in readers]), before)
+        table, chunks = self._rows([(r.fusion, r.rows, r.replaced) for r in readers])
         received = None
         if self.passes is not None:
             replayed = self.passes.received(table, chunks, watch, depth, self.awaited)
@@ -172,15 +170,14 @@ class TokenScoring:
             hook = None if depth == self.model.config.num_layers else no_rows
             self._forward(tokens, watched, hook, (depth,))
             received = watched.received
-        lengths = [sum(span.length for span in some) for some in spans]
+        lengths = [sum(span.length for span in stored) for stored in spans]
         return list(received.cpu().split(lengths))
 
     def _step(
         self, parts: Sequence[tuple[Fusion, FusedRows, IntArray]]
     ) -> tuple[Tensor, ChunkStep]:
-        """The tokens of some rows of each fusion and their attention, with the tokens at the given
-        positions in its patch.
-        """
+        """The tokens and attention of rows of each fusion; the third item are the positions of
+        tokens in its patch."""
         return self._step_of(*self._rows(parts))
 
     def _rows(
@@ -195,9 +192,9 @@ class TokenScoring:
         return join_tables([rows.table for _, rows, _ in parts]), chunks
 
     def _step_of(self, table: IntArray, chunks: Sequence[PrefillChunk]) -> tuple[Tensor, ChunkStep]:
-        held = to_device(torch.from_numpy(table), self.model.device)
+        tokens, slots, offsets = to_device(torch.from_numpy(table), self.model.device)
         spans = self.attention.planner.span_list(chunks)
-        return held[0], ChunkStep(self.attention, spans, held[1], held[2])
+        return tokens, ChunkStep(self.attention, spans, slots, offsets)
 
     def _forward(
         self,
@@ -210,112 +207,109 @@ class TokenScoring:
         self.model.forward(tokens, LayerwiseWait(attend, self.awaited), hook, hooked=hooked)
 
     def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:
-        """The tokens left behind the last check layer, of a pass that all begin together.
+        """The positions that remain after the last check layer of a pass over all candidates.
 
-        It computes them as well: the patch is theirs when it ends. Where passes replay it ends
-        with the last check layer: its few rows are done sooner together with the text."""
+        The pass also computes their keys and values into the patch. Where passes replay, it ends at
+        the last check layer, because its few rows continue faster together with the text."""
         candidates = fusion.candidates
-        everyone = candidates.positions.numpy()
-        rows = fusion.pass_rows(everyone)
+        all_positions = candidates.positions.numpy()
+        rows = fusion.pass_rows(all_positions)
         narrow = RowFilter(
             selector,
             candidates,
-            torch.from_numpy(np.searchsorted(rows.positions, everyone)),
+            torch.from_numpy(np.searchsorted(rows.positions, all_positions)),
             len(rows.positions),
             lambda layer, hidden, among: self._deviations(
                 fusion, layer, hidden, rows.positions[among.numpy()]
             ),
         )
-        attend = _Moving()
-        tokens, attend.step = self._step([(fusion, rows, everyone)])
-        left, last = {0: everyone}, selector.check_layers[-1]
+        attend = _ShrinkingStep()
+        tokens, attend.step = self._step([(fusion, rows, all_positions)])
+        remaining, last = {0: all_positions}, selector.check_layers[-1]
 
         def hook(layer: int, hidden: Tensor) -> Tensor:
             hidden = narrow(layer, hidden)
-            left[layer] = narrow.candidates.positions.numpy()
-            # without a token that is left nothing is worth going on for
-            if not len(left[layer]):
+            positions = remaining[layer] = narrow.candidates.positions.numpy()
+            if not len(positions):
                 return hidden[:0]
-            if layer == last and self._ends_early(last, len(left[last])):
+            if layer == last and self._ends_early(last, len(positions)):
                 fusion.begun = Begun(layer, narrow.candidate_states(hidden))
                 return hidden[:0]
-            kept = fusion.pass_rows(left[layer])
-            _, attend.step = self._step([(fusion, kept, left[layer])])
+            _, attend.step = self._step([(fusion, fusion.pass_rows(positions), positions)])
             return hidden
 
         self._forward(tokens, attend, hook, selector.check_layers)
-        self._gather(fusion, left)
+        self._compact(fusion, remaining)
         fusion.patched = fusion.begun is None
-        return left[max(left)]
+        return remaining[max(remaining)]
 
-    def _ends_early(self, layer: int, num_left: int) -> bool:
-        """Whether rows that are left at the last check layer go on in their request's own pass.
+    def _ends_early(self, layer: int, num_rows: int) -> bool:
+        """Whether rows that remain at the last check layer continue in the answering pass.
 
-        There they pass the layers before in vain, but the text needs no pass for itself."""
-        alone = self.model.config.num_layers * _TEXT_PASS_ROWS
-        return self.passes is not None and layer * num_left <= alone
+        They pass the earlier layers again as padding, which must cost less than a text pass."""
+        text_cost = self.model.config.num_layers * _TEXT_PASS_ROWS
+        return self.passes is not None and layer * num_rows <= text_cost
 
     def _true_deviation(self, fusion: Fusion) -> Float[Tensor, " tokens"]:
-        """How far stored keys and values are from those of the full prefill, over all layers."""
-        everyone = fusion.candidates.positions.numpy()
-        rows = fusion.pass_rows(everyone)
-        among = torch.from_numpy(np.searchsorted(rows.positions, everyone))
-        total = torch.zeros(len(everyone))
+        """The deviation of stored keys and values from a full prefill, summed over all layers."""
+        positions = fusion.candidates.positions.numpy()
+        rows = fusion.pass_rows(positions)
+        indices = torch.from_numpy(np.searchsorted(rows.positions, positions))
+        total = torch.zeros(len(positions))
 
         def measure(layer: int, hidden: Tensor) -> Tensor:
-            at = rows.positions[among.numpy()]
-            total.add_(self._deviations(fusion, layer, hidden[among.to(hidden.device)], at))
+            states = hidden[indices.to(hidden.device)]
+            total.add_(self._deviations(fusion, layer, states, positions))
             return hidden
 
-        tokens, step = self._step([(fusion, rows, everyone)])
+        tokens, step = self._step([(fusion, rows, positions)])
         self._forward(tokens, step, measure)
         return total
 
-    def _gather(self, fusion: Fusion, left: dict[int, IntArray]) -> None:
-        """Bring the keys and values of the tokens that are left at the end to the beginning of the
-        patch, from where they were when those ``left`` since a layer had it.
-        """
-        pool, layers = self.attention.pool, sorted(left)
-        final = left[layers[-1]]
+    def _compact(self, fusion: Fusion, remaining: dict[int, IntArray]) -> None:
+        """Move keys and values of the final tokens to the beginning of the patch.
+
+        ``remaining`` has, by check layer, the positions whose keys later layers wrote in order."""
+        pool, layers = self.attention.pool, sorted(remaining)
+        final = remaining[layers[-1]]
         if not len(final):
             return
         for first, stop in pairwise(layers):
-            was = fusion.patch_slots(np.searchsorted(left[first], final))
-            now = fusion.patch_slots(np.arange(len(final)))
-            halves = np.stack([*np.divmod(was, pool.page_size), *np.divmod(now, pool.page_size)])
-            held = to_device(torch.from_numpy(halves), self.model.device)
-            pages, every = pool.kv[first:stop], slice(None)
-            source = every, every, held[0], every, held[1]
-            pages[every, every, held[2], every, held[3]] = pages[source]
+            old = fusion.patch_slots(np.searchsorted(remaining[first], final))
+            new = fusion.patch_slots(np.arange(len(final)))
+            table = np.stack([*np.divmod(old, pool.page_size), *np.divmod(new, pool.page_size)])
+            index = to_device(torch.from_numpy(table), self.model.device)
+            old_page, old_slot, new_page, new_slot = index
+            kv = pool.kv[first:stop]
+            kv[:, :, new_page, :, new_slot] = kv[:, :, old_page, :, old_slot]
 
     def _deviations(
         self, fusion: Fusion, layer: int, hidden: Tensor, positions: IntArray
     ) -> Float[Tensor, " rows"]:
-        """How far fresh keys and values of document tokens are from the stored ones."""
+        """`kv_deviation` of document tokens between fresh and stored keys and values."""
         pool = self.attention.pool
         wait_for_layer(self.awaited, layer)
-        slots, places = fusion.stored_slots(positions)
-        numbers = np.stack([*np.divmod(slots, pool.page_size), places])
-        held = to_device(torch.from_numpy(numbers), hidden.device)
+        slots, offsets = fusion.stored_slots(positions)
+        table = np.stack([*np.divmod(slots, pool.page_size), offsets])
+        page, slot, offset = to_device(torch.from_numpy(table), hidden.device)
         keys, values = self.model.keys_values(layer, hidden)
-        turned = rotate(keys, held[2], self.attention.rotations[layer])
-        at = held[0], slice(None), held[1]
-        stored_keys, stored_values = (pages[at] for pages in pool.layer(layer))
-        return kv_deviation(turned, values, stored_keys, stored_values).cpu()
+        rotated = rotate(keys, offset, self.attention.rotations[layer])
+        stored_keys, stored_values = (kv[page, :, slot] for kv in pool.layer(layer))
+        return kv_deviation(rotated, values, stored_keys, stored_values).cpu()
 
 
 def _by_depth(
-    going: list[tuple[Fusion, Links, Chase]], num_layers: int
+    active: list[tuple[Fusion, Links, Chase]], num_layers: int
 ) -> dict[int, list[tuple[Fusion, Links, Chase]]]:
-    """Chases whose scouts go through the same layers, together."""
-    found: dict[int, list[tuple[Fusion, Links, Chase]]] = {}
-    for one in going:
-        found.setdefault(one[1].scout_layers(num_layers), []).append(one)
-    return found
+    """Searches by the number of layers that their scouts pass."""
+    groups: dict[int, list[tuple[Fusion, Links, Chase]]] = {}
+    for fusion, links, chase in active:
+        groups.setdefault(links.scout_layers(num_layers), []).append((fusion, links, chase))
+    return groups
 
 
-class _Moving:
-    """The attention of a pass whose rows become fewer: that of the latest step."""
+class _ShrinkingStep:
+    """The attention of a pass with fewer rows after each check layer: the current step."""
 
     step: ChunkStep
 

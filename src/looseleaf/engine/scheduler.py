@@ -1,9 +1,8 @@
-"""Which sequences run in a step: continuous batching with chunked prefill, first come, first
-served.
+"""The scheduler: continuous batching with chunked prefill, first come, first served.
 
-A sequence is admitted when all that its prompt needs is reserved. When a growing output finds no
-page, the youngest sequence makes room and starts over later; the oldest can always finish, so
-nothing waits forever."""
+A sequence is admitted after all pages of its prompt are reserved. If a growing output gets no page,
+the youngest sequence is preempted and starts over later. The oldest can always finish, so no
+sequence waits forever."""
 
 import time
 from collections import deque
@@ -26,12 +25,11 @@ from looseleaf.kv.store import PendingLoad, Segment
 from looseleaf.prompt.placements import DocumentUse, TextRun
 
 IntArray = npt.NDArray[np.int64]
-# how long new requests may have to wait while a step has nothing to do but to wait
+# longest wait of an idle step before the scheduler checks for new requests, in seconds
 _LONGEST_WAIT = 0.05
-# sequences with a prompt to compute that are admitted however long that takes: those that want the
-# same documents then wait for these, not for a place
+# prefilling sequences that are admitted beyond the token budget, so that later ones share documents
 _AT_HAND = 8
-# the part of its tokens that a step may have more, to end a prompt or a document
+# a step may exceed its budget by 1 / _SLACK to end a prompt or a document
 _SLACK = 64
 
 
@@ -51,24 +49,24 @@ class Chunk:
         return last and self.stop == self.target.num_tokens
 
     def awaits(self) -> list[PendingLoad]:
-        """The documents that its rows read, as far as they are still arriving."""
+        """The loads in progress of documents that its rows read."""
         if isinstance(self.target, DocumentUse) or not self.sequence.documents:
             return []
         stop = self.target if isinstance(self.target, TextRun) else None
         return self.sequence.arriving(stop)
 
     def table(self, page_size: int) -> IntArray:
-        """Token, slot and place in its segment of every row, int64 ``[3, rows]``."""
+        """Token, slot and offset in its segment of every row, int64 ``[3, rows]``."""
         target = self.target
         if isinstance(target, Fusion):
             return target.rows.table[:, self.start : self.stop]
-        places = np.arange(self.start, self.stop)
-        pages = np.asarray(target.write_pages)[places // page_size]
+        offsets = np.arange(self.start, self.stop)
+        pages = np.asarray(target.write_pages)[offsets // page_size]
         tokens = np.asarray(target.tokens[self.start : self.stop])
-        return np.stack([tokens, pages * page_size + places % page_size, places])
+        return np.stack([tokens, pages * page_size + offsets % page_size, offsets])
 
     def prefill(self) -> PrefillChunk:
-        """The chunk's rows as the attention plan knows them."""
+        """The chunk's rows for the attention plan."""
         target = self.target
         if isinstance(target, Fusion):
             return target.prefill(self.start, self.stop)
@@ -86,11 +84,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepWork:
-    """A step: one row for each of ``decode``, then the rows of ``chunks``; before them the passes
-    that tell which tokens of their documents the ``choosing`` compute again.
+    """A step: token scoring of ``choosing``, a row for each of ``decode``, and rows of ``chunks``.
 
-    ``admitted`` are the sequences that entered with it, with what they reuse; ``refused`` those for
-    which the pool is too small even with nobody else in it."""
+    ``admitted`` are newly admitted sequences with their reuse. ``refused`` are sequences that do
+    not fit the pool even when no other sequence runs."""
 
     decode: list[Sequence]
     chunks: list[Chunk]
@@ -114,9 +111,8 @@ class StepWork:
 
 @dataclass
 class Scheduler:
-    """Waiting and running sequences; ``schedule`` makes a step of ``token_budget`` tokens (or
-    little more, where that ends a prompt), ``complete`` books it.
-    """
+    """Waiting and running sequences. ``schedule`` makes a step of about ``token_budget`` tokens,
+    ``complete`` records its results."""
 
     config: SchedulerConfig
     admission: Admission
@@ -124,7 +120,7 @@ class Scheduler:
     tiering: Tiering
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
-    # who found too few pages last, and at which turnover of the store
+    # the sequence that last found too few pages, and the store's turnover at that time
     _blocked: tuple[Sequence, int] | None = None
 
     @property
@@ -132,13 +128,13 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind the others."""
+        """Queue a sequence."""
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free what it holds."""
+        """Remove a sequence and release its pages."""
         if sequence in self.running:
-            # what has come for it by now stays, though no step follows that would see to it
+            # completed loads stay in the pool even if no further step runs
             self._settle()
             self.running.remove(sequence)
             self._release(sequence)
@@ -147,9 +143,7 @@ class Scheduler:
         sequence.phase = Phase.FINISHED
 
     def schedule(self) -> StepWork:
-        """Decode rows of all that decode, new admissions, and as much prefill as the budget
-        leaves.
-        """
+        """The next step: all decode rows, new admissions, and prefill within the budget."""
         self._settle()
         preempted = self._make_room()
         decode = [s for s in self.running if s.phase is Phase.DECODE]
@@ -162,7 +156,7 @@ class Scheduler:
             chunks = self._fill_chunks(budget)
         idle = not decode and not chunks and not choosing
         if idle and self.tiering.arriving and not any(s.warms and s.warm for s in self.running):
-            # nothing else to do than to follow what arrives close behind
+            # an idle step may wait for loads layer by layer
             choosing, budget = self._choosing(budget, layerwise=True)
             chunks = self._fill_chunks(budget, layerwise=True)
             if not chunks and not choosing:
@@ -175,13 +169,10 @@ class Scheduler:
         return StepWork(decode, chunks, admitted, preempted, refused, choosing)
 
     def schedule_ahead(self, ending: Collection[Sequence]) -> StepWork | None:
-        """The step behind one whose tokens are not there yet, without the sequences that end with
-        it.
+        """The step after one in flight, without the ``ending`` sequences.
 
-        None if there is nothing to do, or if an output could only grow at another's cost: who makes
-        room is decided once all tokens are known. Who enters may have to wait, for a tier say, and
-        is to be booked all the same.
-        """
+        Returns None without work, or if growth needs a preemption, which requires all tokens. A
+        step with admissions is returned even without other work, so that they are counted."""
         self._settle()
         decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
         if not all(s.has_room or self.admission.grow(s) for s in decode):
@@ -196,7 +187,7 @@ class Scheduler:
         return None if work.empty and not admitted else work
 
     def complete(self, work: StepWork) -> list[Sequence]:
-        """Book a step that ran; returns the sequences whose prompt is now complete."""
+        """Record the results of a step; returns the sequences whose prompt is now complete."""
         for chunk in work.chunks:
             chunk.target.computed = chunk.stop
             if isinstance(chunk.target, Fusion):
@@ -225,12 +216,12 @@ class Scheduler:
         return complete
 
     def take_back(self, work: StepWork) -> None:
-        """A step was computed in vain: what it was to compute is to be computed once more."""
+        """Schedule the chunks of a failed step again."""
         for chunk in work.chunks:
             chunk.target.scheduled = min(chunk.target.scheduled, chunk.start)
 
     def _settle(self) -> None:
-        """What has arrived is there; what will not is computed by one of those who wait for it."""
+        """Record ended loads. A waiting sequence computes each document whose load failed."""
         if not self.tiering.arriving and not self.tiering.leaving:
             return
         for segment, arrived in self.tiering.settle():
@@ -260,7 +251,7 @@ class Scheduler:
                 reader.seconds = now - reader.begun
 
     def _make_room(self) -> list[Sequence]:
-        """A page for every decode row that needs one, oldest first, at the cost of the youngest."""
+        """Reserve a page for each decode row that needs one; preempts the youngest sequences."""
         preempted = []
         for sequence in [s for s in self.running if s.phase is Phase.DECODE]:
             if sequence.has_room:
@@ -282,21 +273,21 @@ class Scheduler:
 
     def _reassign(self, orphan: Segment) -> None:
         if not any(self.admission.adopt(heir, orphan) for heir in self.running):
-            raise IntegrityError("an unfinished document is referred to by nobody who runs")
+            raise IntegrityError("an unfinished document has no running sequence: please report it")
 
     def _admit_waiting(self, budget: int) -> list[tuple[Sequence, ReuseReport]]:
-        """Admit from the head of the line until a step of ``budget`` tokens has enough to do.
+        """Admit waiting sequences in order until a step of ``budget`` tokens is full.
 
-        Who is admitted later finds more in the cache, and is prepared while the device computes.
-        """
+        Later admissions find more in the cache, and run while the device computes."""
         admitted: list[tuple[Sequence, ReuseReport]] = []
         skipped: list[Sequence] = []
         prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
-        left, few = budget - sum(map(_num_pending, prefilling)), _AT_HAND - len(prefilling)
+        budget -= sum(map(_num_pending, prefilling))
+        few = _AT_HAND - len(prefilling)
         fresh, most = 0, self.config.max_num_seqs
-        # a line of thousands that want one beginning is not gone through at every step
+        # a long queue of requests with one prefix must not be scanned at every step
         while self.waiting and len(self.running) < most > len(skipped) and fresh < _AT_HAND:
-            if left <= 0 and len(admitted) >= few:
+            if budget <= 0 and len(admitted) >= few:
                 break
             sequence = self.waiting.popleft()
             try:
@@ -304,7 +295,7 @@ class Scheduler:
                 awaits = known or (not blocked and self.admission.awaits_prefix(sequence))
                 report = None if awaits or blocked else self.admission.admit(sequence)
             except BaseException:
-                # nothing of it stays booked, and who takes it out finds it
+                # back to the queue without pages, where `remove` finds it
                 self._requeue([*skipped, sequence])
                 self._release(sequence)
                 raise
@@ -318,20 +309,19 @@ class Scheduler:
                 break
             self.running.append(sequence)
             admitted.append((sequence, report))
-            left -= _num_pending(sequence)
+            budget -= _num_pending(sequence)
         self._requeue(skipped)
         return admitted
 
     def _is_blocked(self, sequence: Sequence) -> bool:
-        """Whether it found too few pages, and none has become free since; to look again takes as
-        long as its prompt is long. With nobody running it is looked at all the same."""
-        found = sequence, self.admission.store.turnover
-        return bool(self.running) and self._blocked == found
+        """Whether the sequence found too few pages and no page was freed since.
+
+        This saves another look-up of its prompt. It is False when no sequence runs."""
+        attempt = sequence, self.admission.store.turnover
+        return bool(self.running) and self._blocked == attempt
 
     def _refuse_hopeless(self) -> list[Sequence]:
-        """With nobody running, the first sequence in line could not be admitted and never will
-        be.
-        """
+        """Refuse the first waiting sequence, which does not fit although no sequence runs."""
         if not self.waiting:
             return []
         hopeless = self.waiting.popleft()
@@ -342,9 +332,9 @@ class Scheduler:
         self.waiting.extendleft(reversed(list(skipped)))
 
     def _choosing(self, budget: int, *, layerwise: bool = False) -> tuple[list[Sequence], int]:
-        """Sequences that choose tokens in this step, and what they leave of the budget.
+        """Sequences with token scoring in this step, and the rest of the budget.
 
-        Their passes are not cut, so the first may overdraw it."""
+        Scoring passes are not cut, so the rest may be negative."""
         choosing = []
         for sequence in self.running:
             fusion = sequence.fusion
@@ -365,10 +355,10 @@ class Scheduler:
                     return chunks
                 if isinstance(target, DocumentUse) and target.scheduled == 0:
                     target.begun = time.perf_counter()
-                left = target.num_tokens - target.scheduled
-                # a little over is better than a step for the rest
-                taken = left if left <= budget + self.token_budget // _SLACK else budget
-                stop = target.scheduled + taken
+                pending = target.num_tokens - target.scheduled
+                # a small excess is cheaper than another step
+                count = pending if pending <= budget + self.token_budget // _SLACK else budget
+                stop = target.scheduled + count
                 chunks.append(Chunk(sequence, target, target.scheduled, stop))
                 budget -= stop - target.scheduled
                 target.scheduled = stop
@@ -376,7 +366,7 @@ class Scheduler:
 
 
 def _num_pending(sequence: Sequence) -> int:
-    """Tokens of its prompt that a step could compute now."""
-    # what leads comes twice while nothing of it is scheduled
+    """Prompt tokens of the sequence that a step could compute now."""
+    # `pending` yields an unscheduled lead twice
     pending = {id(target): target for target in sequence.pending()}
     return sum(target.num_tokens - target.scheduled for target in pending.values())

@@ -1,9 +1,8 @@
-"""One output in the making: the parts of its prompt with their pages, and how far each is computed.
+"""A sequence: one output, the placements of its prompt with their pages, and their progress.
 
-A sequence computes its parts in an order that never waits in a circle: the lead, then the documents
-it owns, which see the lead only, then its other text, each run once all documents before it are
-ready. Where documents are blended, all text behind the first of them is one pass, with the tokens
-that are computed again."""
+The order of computation has no circular wait: first the lead, then owned documents, which read only
+the lead, then other text. A text run waits for all documents before it. With blending, all text
+after the first blended document is one pass with the chosen tokens."""
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
@@ -28,7 +27,7 @@ _READS_ALL = Select("all")
 
 
 class Phase(Enum):
-    """Where a sequence is in its life."""
+    """The state of a sequence."""
 
     WAITING = auto()
     PREFILL = auto()
@@ -37,13 +36,12 @@ class Phase(Enum):
 
 
 class Sequence:
-    """One of a request's ``n`` outputs: the parts of its prompt, then the tokens it has produced.
+    """One of a request's ``n`` outputs: the placements of its prompt, then its output tokens.
 
-    The last run is the tail: it holds the end of the prompt and grows with the output. A sequence
-    that was preempted starts over with its output as part of the tail. The output of one that
-    ``chooses`` which keys its rows read is decoded again token by token: ``replay`` has the tokens
-    still to come. One that ``warms`` computes its prompt and no more; its tail is empty.
-    ``num_evicted`` keys of the tail were thrown away."""
+    The last run is the tail: the end of the prompt, which grows with the output. A preempted
+    sequence starts over with its output in the tail. If it ``chooses`` the keys that its rows read,
+    it decodes its output again; ``replay`` has the remaining tokens. A sequence that ``warms`` only
+    computes its prompt and has an empty tail. ``num_evicted`` keys of the tail were evicted."""
 
     def __init__(
         self,
@@ -53,8 +51,8 @@ class Sequence:
         page_size: int,
         find_hosted: FindHosted = lambda key: None,
     ) -> None:
-        """``keys`` are the engine's; the request's salt joins them here. With policy ``retrieval``
-        the documents that ``find_hosted`` knows are read where they lie."""
+        """``keys`` is the engine's key space without the request's salt. With policy ``retrieval``
+        documents of ``find_hosted`` are read in host memory."""
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
@@ -84,13 +82,13 @@ class Sequence:
                     self.parts.append(HostedUse(start, part, hosted))
                 else:
                     self.parts.append(DocumentUse(start, part, key))
-                # what stands behind was not computed from all of it
+                # later text depends on the keys that the policy selects
                 policy = repr(request.select).encode() if hosted is not None else b""
                 chain = keys.placed(chain, key, policy)
             else:
                 run = TextRun(start, list(part.tokens), chain, num_shared=part.num_shared)
                 self.parts.append(run)
-                # behind the last run nothing stands that would have to know it
+                # the key of the last run is never needed
                 if len(self.parts) < len(request.parts):
                     chain = run.end_key(keys, page_size)
         tail = self.parts[-1]
@@ -100,12 +98,12 @@ class Sequence:
         pooled = [part for part in self.parts if not isinstance(part, HostedUse)]
         self.runs = [part for part in self.parts if isinstance(part, TextRun)]
         self.documents = [part for part in self.parts if isinstance(part, DocumentUse)]
-        # documents that are read outside of the pool
+        # documents in host memory
         self.hosted = [part for part in self.parts if isinstance(part, HostedUse)]
         self.fusion = make_fusion(request.fuse, pooled, page_size) if request.fuse else None
         self._select = request.select or _READS_ALL
         self._hosted_reads: tuple[HostedRead, ...] | None = None
-        # what the tail's tokens read is no other prompt's
+        # the tail of an APE prompt can't be a prefix of another prompt
         tail.fused = tail.fused or self.apart is not None
         self.page_size = page_size
         self.policy = make_policy(request.select, page_size) if request.select else None
@@ -127,22 +125,23 @@ class Sequence:
 
     @property
     def lead(self) -> TextRun | None:
-        """The text before the first document, if there is any."""
+        """The text before the first document; None without it."""
         first = self.parts[0] if self.parts else None
         return first if isinstance(first, TextRun) else None
 
     @property
     def output_token_ids(self) -> list[int]:
-        """What was produced so far."""
+        """The output tokens so far."""
         return self.tail.tokens[self._num_prompt_tail :] + self.replay
 
     def advance(self) -> None:
-        """A step computed the newest token: while it replays, the next one is known."""
+        """Append the next token of the replay, if any."""
         if self.replay:
             self.append(self.replay.pop(0))
 
     def num_exact(self, run: TextRun) -> int:
-        """Computed tokens of ``run`` that any request with the same prefix would compute alike."""
+        """Computed tokens of ``run`` that depend only on its prefix, so other requests can reuse
+        them."""
         if not self.chooses or run is not self.tail:
             return run.computed
         return min(run.computed, self._num_prompt_tail)
@@ -155,13 +154,13 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output."""
+        """Tokens of prompt and output."""
         output = len(self.tail.tokens) - self._num_prompt_tail + len(self.replay)
         return self.num_prompt_tokens + output
 
     @property
     def num_computed(self) -> int:
-        """Tokens of prompt and output whose keys and values are there, computed or reused."""
+        """Tokens of prompt and output with keys and values in the cache, computed or reused."""
         total = 0
         for part in self.parts:
             if isinstance(part, HostedUse):
@@ -175,22 +174,21 @@ class Sequence:
 
     @property
     def warm(self) -> bool:
-        """Whether a sequence that warms has all that it was to compute: its documents if it has
-        any, else its text."""
+        """Whether a warming sequence has computed its documents, or its text without documents."""
         if self.documents:
             return all(use.segment is not None and use.segment.ready for use in self.documents)
         return all(run.computed == run.num_tokens for run in self.runs)
 
     def append(self, token: int) -> None:
-        """One more output token, or a stand-in for one that the device has and the host awaits."""
+        """Append an output token, or the placeholder of a token that is still on the device."""
         self.tail.tokens.append(token)
 
     def drop_awaited(self) -> None:
-        """Take the stand-in back: the step that reads the token itself is launched."""
+        """Remove the placeholder, after the launch of the step that reads it."""
         self.tail.tokens.pop()
 
     def spans_before(self, run: TextRun) -> tuple[ReadSpan, ...]:
-        """All parts before ``run``, whole; without documents that are read apart."""
+        """The spans of all placements before ``run``, without documents of APE."""
         spans = []
         for part in self.parts:
             if part is run:
@@ -203,20 +201,20 @@ class Sequence:
         return tuple(spans)
 
     def hosted_before(self, run: TextRun) -> tuple[HostedRead, ...]:
-        """The reads of hosted documents before ``run``."""
+        """The reads of host-resident documents before ``run``."""
         if not self.hosted:
             return ()
         return tuple(use.read(self._select) for use in self.hosted if use.start < run.start)
 
     @property
     def hosted_reads(self) -> tuple[HostedRead, ...]:
-        """The reads of hosted documents by rows that decode."""
+        """The reads of host-resident documents by decode rows."""
         if self._hosted_reads is None:
             self._hosted_reads = self.hosted_before(self.tail)
         return self._hosted_reads
 
     def decode_row(self) -> DecodeRow:
-        """The row of the newest token, which sees everything up to itself in the pool."""
+        """The row of the newest token, which reads all keys in the pool up to itself."""
         tail, settled = self.tail, self._settled
         if settled is None:
             fusion = self.fusion
@@ -227,18 +225,18 @@ class Sequence:
         return DecodeRow(tail.start + num_tokens - 1, settled, own)
 
     def decode_rows(self, num_outputs: int, num_new_rows: int) -> list[DecodeRow]:
-        """The rows of a step in which ``num_outputs`` decode beside ``num_new_rows`` of prompts:
-        that of the newest token, then those that its features add.
-        """
+        """The row of the newest token, then the rows that features add, in a step with
+        ``num_outputs`` decoding outputs and ``num_new_rows`` prompt rows."""
         rows = [self.decode_row()]
         for feature in self.features:
             rows = feature.rows(self, rows, num_outputs, num_new_rows)
         return rows
 
     def pending(self, *, layerwise: bool = False) -> Iterator[TextRun | DocumentUse | Fusion]:
-        """Parts that may be computed now, in order; a document not ready holds back the text behind
-        it, but for one that is arriving if a step may be ``layerwise`` it layer by layer.
-        """
+        """Placements that a step may compute now, in order.
+
+        Text waits for all documents before it. With ``layerwise`` a loading document counts as
+        ready, because the step waits for it layer by layer."""
         if self.warms and self.warm:
             return
         lead = self.lead
@@ -259,15 +257,15 @@ class Sequence:
                 return
 
     def arriving(self, stop: TextRun | None = None) -> list[PendingLoad]:
-        """The documents in front of ``stop``, or all, as far as they are still arriving."""
+        """The loads in progress of documents before ``stop``, or of all documents."""
         parts = self.parts if stop is None else self.parts[: self.parts.index(stop)]
-        held = [part.segment for part in parts if isinstance(part, DocumentUse)]
-        return [s.arriving for s in held if s is not None and s.arriving is not None]
+        segments = [part.segment for part in parts if isinstance(part, DocumentUse)]
+        return [s.arriving for s in segments if s is not None and s.arriving is not None]
 
     def must_choose(self, *, layerwise: bool = False) -> bool:
-        """Whether all is there that tells which tokens are computed again, and they are not chosen;
-        documents that are arriving too, if a step may be ``layerwise`` them layer by layer.
-        """
+        """Whether token scoring is due: its documents and the text before them are ready.
+
+        With ``layerwise`` a loading document counts as ready."""
         fusion = self.fusion
         if fusion is None or fusion.chosen or self.phase is not Phase.PREFILL:
             return False
@@ -278,26 +276,26 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether the prompt is computed and the output is not complete."""
+        """Whether the sequence decodes."""
         return self.phase is Phase.DECODE
 
     def spans_apart(self) -> tuple[ReadSpan, ...]:
-        """The documents, where they are read apart."""
+        """The spans of the documents with APE; empty without."""
         return tuple(use.span() for use in self.documents if use.num_tokens) if self.apart else ()
 
     @property
     def fuse_in_force(self) -> Fuse | None:
-        """The policy by which this sequence's documents meet; None for plain reuse."""
+        """The blending policy of this sequence; None for plain reuse."""
         return self.fusion.fuse if self.fusion else self.apart
 
     def private_pages(self) -> list[int]:
-        """Pages that no segment owns."""
+        """Pages that belong to no segment."""
         owners = [pair for run in self.runs for pair in zip(run.pages, run.segments, strict=True)]
         pages = [page for page, segment in owners if segment is None]
         return pages + (self.fusion.pages if self.fusion else [])
 
     def recomputed(self) -> list[int]:
-        """How many tokens of each document this sequence computes again, as far as it is known."""
+        """The number of chosen tokens of each document; 0 before the choice."""
         blended = self.fusion.num_chosen() if self.fusion else []
         return [0] * (len(self.documents) - len(blended)) + blended
 
@@ -315,7 +313,7 @@ class Sequence:
         return any(o.segment is use.segment and o.scheduled == o.num_tokens for o in self.owned)
 
     def reset(self) -> None:
-        """Forget all pages: back to the state before admission, with the output kept as text."""
+        """Drop all pages and return to the state before admission; the output becomes text."""
         for part in self.parts:
             if isinstance(part, HostedUse):
                 continue

@@ -1,9 +1,9 @@
-"""KV deviation (CacheBlend): how far a token's fresh keys and values are from the stored ones.
+"""KV deviation (CacheBlend, arXiv 2405.16444): the change between fresh and stored keys and values.
 
-Every candidate is computed up to the check layer; the tokens that deviate most go on, fewer with
-each check layer (gradual filtering). Layer 0 never deviates: its keys and values depend on the
-token and its position alone. What a later layer brings is not seen at an earlier one, so a check
-layer must lie behind the layer at which the documents' dependence first shows."""
+The pass computes all candidates up to the check layer. The tokens with the largest deviation
+continue, fewer at each check layer (gradual filtering). Layer 0 never deviates, because its keys
+depend only on the token and its position. The first check layer must be above the layer at which
+documents first read each other."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,9 +25,8 @@ _LEAST_NOISE = 2.0**-16
 class Deviation:
     """Keeps the tokens with the highest deviation at each of ``check_layers``.
 
-    ``factors`` scales the budget at each check layer; left out, all are 1. The mean over the layers
-    from the first check layer on is what the request spends, besides the layers before it, which
-    compute every candidate."""
+    ``factors`` scales the budget at each check layer; the default is 1. The request spends the mean
+    over the layers from the first check layer on. The layers before it compute all candidates."""
 
     budget: Budget
     check_layers: tuple[int, ...] = (1,)
@@ -50,9 +49,9 @@ class Deviation:
         return "deviation"
 
     def at(self, layer: int) -> "Deviation":
-        """The selector for the rows that reach check layer ``layer``, by its own budget."""
-        place = self.check_layers.index(layer)
-        factor = self.factors[place] if self.factors else 1.0
+        """The selector of check layer ``layer``, with the budget of that layer."""
+        index = self.check_layers.index(layer)
+        factor = self.factors[index] if self.factors else 1.0
         return Deviation(self.budget.scaled(factor), (layer,))
 
     def select(
@@ -67,19 +66,17 @@ def kv_deviation(
     stored_keys: Float[Tensor, "tokens kv_heads head_dim"],
     stored_values: Float[Tensor, "tokens kv_heads head_dim"],
 ) -> Float[Tensor, " tokens"]:
-    """Relative change of each token's keys plus that of its values, fp32; 0 where nothing changed
-    but what was rounded.
+    """Relative change of each token's keys plus that of its values, fp32; 0 within rounding.
 
-    Fresh and stored must stand in the same frame, which one does not matter: turning both by the
-    same angle changes no length. Relative, since keys are often longer than values; CacheBlend's is
-    the absolute difference."""
+    Fresh and stored keys must have the same frame. The change is relative because keys are often
+    longer than values; CacheBlend uses the absolute difference."""
     change = _relative_change(keys, stored_keys) + _relative_change(values, stored_values)
-    # how it is rounded depends on the sizes of steps, and no choice may
+    # rounding depends on step sizes, and the choice must not
     return change.masked_fill(change < _noise(values.dtype), 0.0)
 
 
 def _noise(dtype: torch.dtype) -> float:
-    """What keys and values that were computed twice in ``dtype`` differ by, as `kv_deviation`."""
+    """The `kv_deviation` of the same keys and values, computed twice in ``dtype``."""
     return max(_NOISE_STEPS * torch.finfo(dtype).eps, _LEAST_NOISE)
 
 

@@ -1,4 +1,4 @@
-"""Full recompute: the same as a full prefill, for comparison and as a last resort."""
+"""Full recompute: all candidates, which equals a full prefill."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Everything:
         return "none"
 
     def count(self, lengths: Sequence[int]) -> int:
-        """How many tokens of a request's documents of these lengths are chosen."""
+        """The number of chosen tokens for documents of these lengths."""
         return sum(lengths)
 
     def select(

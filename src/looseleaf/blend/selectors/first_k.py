@@ -1,7 +1,7 @@
 """The first tokens of every document (EPIC's LegoLink-k).
 
-They carry what a document encoded by itself gets wrong at its seam: an attention sink of its own.
-A request's first document is exact as a rule, and then no candidate. Costs no evidence."""
+A document that was encoded alone has an attention sink in its first tokens, which is wrong inside a
+prompt. A request's first document is usually exact, and then has no candidates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FirstK:
-    """Chooses up to ``k`` tokens of each document. A ``share`` of each document's own tokens stands
-    in for ``k``, rounded down.
-    """
+    """Chooses the first ``k`` tokens of each document, or a ``share`` of them, rounded down."""
 
     k: int = 16
     share: float | None = None
@@ -38,15 +36,14 @@ class FirstK:
         return "none"
 
     def counts(self, lengths: Sequence[int]) -> list[int]:
-        """How many tokens are chosen of each of a request's documents of these lengths: its
-        first."""
+        """The number of chosen tokens of each document of these lengths."""
         if self.share is None:
             return [min(self.k, length) for length in lengths]
-        # 0.29 * 100 is 28.999…: what is a whole number but for rounding counts as one
+        # 0.29 * 100 is 28.999…, which must count as 29
         return [int(length * self.share + 1e-9) for length in lengths]
 
     def count(self, lengths: Sequence[int]) -> int:
-        """How many tokens of a request's documents of these lengths are chosen."""
+        """The number of chosen tokens for documents of these lengths."""
         return sum(self.counts(lengths))
 
     def select(
@@ -62,7 +59,9 @@ class FirstK:
 
 
 def _begins(numbers: IntArray, starts: Sequence[int]) -> IntArray:
-    """Where the documents of candidates begin: ``numbers`` are those of the candidates' documents,
-    and ``starts`` where the requests' candidates begin."""
+    """The first candidate of each document.
+
+    ``numbers`` are the documents of the candidates, ``starts`` the first candidate of each
+    request."""
     changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     return np.union1d(changes, [start for start in starts if start < len(numbers)]).astype(np.int64)

@@ -1,10 +1,9 @@
-"""Chains followed backwards: what the question reads, then what that reads in other documents.
+"""Links: the choice follows references backwards, from the question through other documents.
 
-A token encoded without the documents before it is wrong in so far as it would have read them. So
-the few tokens that the question reads most (the *seed*) are computed by themselves, as *scouts*:
-their attention across the border of their document names the tokens that they depend on, which are
-the next scouts. A chain through as many documents as there are rounds is found. What the scouts
-leave of the budget goes to all that was found, then to what the question reads next."""
+A token that was encoded without the documents before it lacks its attention to them. The tokens
+that the question reads most (the *seed*) are computed as *scouts*. Tokens of other documents that
+scouts attend to are the next scouts, one document per round. The rest of the budget goes to all
+scouts, then to tokens by the question's attention."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,18 +17,17 @@ from looseleaf.blend.candidates import Candidates, Evidence
 from looseleaf.blend.selectors.question import Question
 from looseleaf.errors import InvalidOption
 
-# shares of the budget that begin a chase and that each round adds; and of the layers those, the
-# first ones, that scouts pass
+# shares of the budget for the seed and for each round; share of the layers that scouts pass
 _SEED, _STEP, _DEPTH = 0.2, 0.1, 0.5
 
 
 @dataclass(frozen=True)
 class Chase:
-    """What has been found so far.
+    """The state of a search along links.
 
-    ``importance`` is the attention by which a token was found, multiplied along its chain, 0 to 1.
-    ``rank`` is 0 for what was not found and higher for what was found earlier. ``scouts`` are the
-    tokens to be computed next, ``found_counts`` how many were found in each request."""
+    ``importance`` is the attention that a token received, multiplied along its chain, 0 to 1.
+    ``rank`` is 0 for tokens outside of chains and higher for earlier rounds. ``scouts`` are the
+    tokens of the next pass, ``found_counts`` the tokens in chains of each request."""
 
     importance: Float[Tensor, " tokens"]
     rank: Int[Tensor, " tokens"]
@@ -39,16 +37,16 @@ class Chase:
 
     @property
     def scores(self) -> Float[Tensor, " tokens"]:
-        """For ``Links.select``: what was found, the earlier the better, then what is read most."""
+        """Scores for ``Links.select``: chains first, by round, then attention."""
         return self.rank + self.importance
 
 
 @dataclass(frozen=True)
 class Links:
-    """Spends ``budget`` on scouts and on the tokens chosen, both together.
+    """Spends ``budget`` on scouts and chosen tokens together, in ``rounds`` rounds.
 
-    A chase has so many ``rounds``. The question's attention is watched in the last
-    ``watched_share`` of the layers, as by ``Question``."""
+    The question's attention counts in the last ``watched_share`` of the layers, as in
+    ``Question``."""
 
     budget: Budget
     watched_share: float = 0.25
@@ -64,15 +62,16 @@ class Links:
 
     @property
     def question(self) -> Question:
-        """Whose scores begin the chase."""
+        """The selector whose scores choose the seed."""
         return Question(self.budget, self.watched_share)
 
     def scout_layers(self, num_layers: int) -> int:
-        """Layers that scouts pass, the first ones."""
+        """The number of first layers that scouts pass."""
         return max(1, round(num_layers * _DEPTH))
 
     def begin(self, candidates: Candidates, question_scores: Float[Tensor, " tokens"]) -> Chase:
-        """The seed: the tokens that the question reads most, at least one of each request."""
+        """The search with its seed: the tokens that the question reads most, at least one per
+        request."""
         counts = self._seed_counts(candidates)
         seed = choose_counts(question_scores, candidates, counts)
         rank = torch.zeros(len(candidates), dtype=torch.long, device=seed.device)
@@ -82,10 +81,10 @@ class Links:
     def follow(
         self, candidates: Candidates, chase: Chase, strength: Float[Tensor, " tokens"]
     ) -> Chase:
-        """One round further, by the attention received from the scouts over their layers.
+        """The search after one more round.
 
-        Scouts are readers that weigh as much as their importance. A token is found once; where
-        there are fewer links than a round may take, what the question reads next fills it."""
+        ``strength`` is the attention received from scouts, weighted by their importance. A token
+        joins a chain once. Tokens by the question's attention fill a round with too few links."""
         linked = strength.float()
         order = torch.where(linked > 0, 1 + linked, chase.importance)
         order = order.masked_fill(chase.rank > 0, -torch.inf)
@@ -93,22 +92,20 @@ class Links:
         new = choose_counts(order, candidates, counts)
         importance, rank = torch.maximum(chase.importance, linked), chase.rank.clone()
         rank[new] = self.rounds - chase.round
-        found = tuple(a + b for a, b in zip(chase.found_counts, counts, strict=True))
-        return Chase(importance, rank, new, found, chase.round + 1)
+        totals = tuple(a + b for a, b in zip(chase.found_counts, counts, strict=True))
+        return Chase(importance, rank, new, totals, chase.round + 1)
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
     ) -> Int[Tensor, " kept"]:
-        """The final choice, by ``Chase.scores``, with what the scouts left of the budget."""
-        return choose_counts(scores, candidates, self._left(candidates))
+        """The final choice by ``Chase.scores``, with the budget that scouts have not spent."""
+        return choose_counts(scores, candidates, self._rest(candidates))
 
     def scout_cost(self, candidates: Candidates) -> tuple[int, ...]:
-        """What all scouts of each request cost, in tokens computed through all layers."""
-        seeds, found = self._seed_counts(candidates), self._seed_counts(candidates)
-        total = seeds
+        """The cost of all scouts of each request, in tokens computed through all layers."""
+        total = self._seed_counts(candidates)
         for _ in range(self.rounds - 1):
-            step = self._step_counts(candidates, found)
-            found = tuple(a + b for a, b in zip(found, step, strict=True))
+            step = self._step_counts(candidates, total)
             total = tuple(a + b for a, b in zip(total, step, strict=True))
         return tuple(-int(-n * _DEPTH // 1) for n in total)
 
@@ -116,15 +113,15 @@ class Links:
         allowed = budget_counts(candidates, self.budget)
         return tuple(min(n, max(1, int(n * _SEED))) for n in allowed)
 
-    def _step_counts(self, candidates: Candidates, found: tuple[int, ...]) -> tuple[int, ...]:
+    def _step_counts(self, candidates: Candidates, totals: tuple[int, ...]) -> tuple[int, ...]:
         allowed = budget_counts(candidates, self.budget)
-        # at least one, or small budgets would never follow a link
-        pairs = zip(allowed, found, strict=True)
-        return tuple(min(n - f, max(1, int(n * _STEP))) for n, f in pairs)
+        # at least one, so that small budgets follow a link
+        pairs = zip(allowed, totals, strict=True)
+        return tuple(min(n - total, max(1, int(n * _STEP))) for n, total in pairs)
 
-    def _left(self, candidates: Candidates) -> tuple[int, ...]:
+    def _rest(self, candidates: Candidates) -> tuple[int, ...]:
         allowed, cost = budget_counts(candidates, self.budget), self.scout_cost(candidates)
-        # who may compute everything needs no scouts, and must get everything
+        # a budget for all tokens needs no scouts and must choose all tokens
         return tuple(
             n if n == length else max(0, n - spent)
             for n, spent, length in zip(allowed, cost, candidates.lengths, strict=True)

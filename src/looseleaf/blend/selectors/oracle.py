@@ -1,6 +1,6 @@
-"""What a full prefill knows: how far each stored token is from the truth, over all layers.
+"""The oracle: true deviation of each stored token, summed over all layers of a full prefill.
 
-For evaluation only, since it needs the full prefill that blending is there to avoid."""
+It is for evaluation only, because blending exists to avoid the full prefill."""
 
 from dataclasses import dataclass
 

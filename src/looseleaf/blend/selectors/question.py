@@ -1,9 +1,8 @@
-"""The question's attention (as ProphetKV and A3): which stored tokens the request's own text reads.
+"""The question's attention (as ProphetKV and A3): stored tokens that the request's text reads most.
 
-One pass of the text rows alone over the stored documents shows it; the text is computed once more,
-with the chosen tokens. Not every layer counts: most read for the sake of language (punctuation,
-first tokens), and their mean or maximum over all layers buries the few layers that fetch the
-answer. So only the last layers are watched."""
+One pass of the text rows over the stored documents yields the scores. Only the last layers count,
+because most layers attend to punctuation and first tokens. The text is computed again with the
+chosen tokens."""
 
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from looseleaf.errors import InvalidOption
 class Question:
     """Chooses the tokens that text rows attend to most in the last ``watched_share`` of the layers.
 
-    Scores are the maximum of the attention received over the layers that ``watches`` names."""
+    Scores are the maximum of the received attention over the layers of ``watches``."""
 
     budget: Budget
     watched_share: float = 0.25
@@ -33,7 +32,7 @@ class Question:
         return "question"
 
     def watches(self, layer: int, num_layers: int) -> bool:
-        """Whether attention at ``layer`` counts. The last layer always does."""
+        """Whether attention at ``layer`` counts. The last layer always counts."""
         return layer >= min(num_layers - 1, round(num_layers * (1 - self.watched_share)))
 
     def select(

@@ -1,4 +1,4 @@
-"""Tokens at random: the control that a rule must beat."""
+"""Random tokens: the control for other selectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Chooses tokens by a hash of their position, so that batch mates change nothing."""
+    """Chooses tokens by a hash of their position, which is independent of the batch."""
 
     budget: Budget
     seed: int = 0
@@ -33,7 +33,7 @@ class RandomTokens:
         return "none"
 
     def count(self, lengths: Sequence[int]) -> int:
-        """How many tokens of a request's documents of these lengths are chosen."""
+        """The number of chosen tokens for documents of these lengths."""
         return self.budget.count(sum(lengths))
 
     def select(
