@@ -1,7 +1,7 @@
-"""The engine: requests in, steps, outputs. It knows no HTTP, no threads and no process model.
+"""The engine: requests in, steps, outputs. It uses no HTTP, no threads and no processes.
 
-`step` may be driven by anybody: a loop, a thread, somebody else's scheduler. Between two steps
-requests can be added and aborted."""
+A loop, a thread or another scheduler may call `step`. Requests can be added and aborted between two
+steps."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ Ended = Callable[[RequestProgress], None]
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine is put together from."""
+    """The parts of an engine."""
 
     config: EngineConfig
     runner: Runner
@@ -71,8 +71,8 @@ class EngineParts:
 class Engine:
     """Runs requests over one model. Not thread-safe: one caller at a time.
 
-    On a GPU it launches the next step before the tokens of the last one have reached the host, and
-    reads them on the device. An output that has ended meanwhile is computed once in vain."""
+    On a GPU it launches step n+1 before step n's tokens reach the host, and reads them on the
+    device. An output that ends with step n is computed once in vain."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.config = config = parts.config
@@ -109,14 +109,14 @@ class Engine:
         self._canary = Canary(config, self.accounting.counters, self.add, waiting, enlist)
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: InFlightStep | None = None
-        # also where nobody closes it: what was computed is to be found the next time
+        # flush to the tiers even if the caller never calls close()
         self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
         left = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
         self.close = weakref.finalize(self, only_here(close), *left)
 
     @property
     def counters(self) -> EngineCounters:
-        """Sums since the engine was made."""
+        """Sums since the start of the engine."""
         return self.accounting.counters
 
     @property
@@ -129,7 +129,7 @@ class Engine:
         return request_id in self._requests
 
     def snapshot(self) -> EngineSnapshot:
-        """The engine between two steps, in numbers; costs the same however much is stored."""
+        """The numbers of the engine between two steps, at a cost independent of the cache."""
         evicted = self.store.counters
         return EngineSnapshot(
             running=len(self._scheduler.running),
@@ -148,9 +148,9 @@ class Engine:
         )
 
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
-        """Queue a request, which arrived now or at ``arrived`` on the clock `time.perf_counter`.
+        """Queue a request that arrived now, or at ``arrived`` on the clock `time.perf_counter`.
 
-        Raises InvalidRequest (and its kin) if it can't be served, EngineClosed after `close`."""
+        Raises a subclass of InvalidRequest if it can't be served, EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: make a new one")
         if request.request_id in self._requests:
@@ -173,19 +173,19 @@ class Engine:
     def warm(
         self, parts: PromptParts, salt: str = "", ended: Ended = lambda _: None
     ) -> RequestProgress:
-        """Have a prompt computed without an answer: its documents, or its text if it has none.
+        """Compute a prompt without an answer: its documents, or its text without documents.
 
-        The last of ``parts`` is empty text. ``ended`` is called when that is done or has failed,
-        while the segments are still held. Raises as `add` does."""
+        The last of ``parts`` is empty text. ``ended`` is called at the end, before the segments are
+        released. Raises as `add` does."""
         name = f"(warm {next(self._warm_numbers)})"
         progress = self.add(Request(name, parts, SamplingParams(max_tokens=1), salt, warms=True))
         self._warming[name] = ended
         return progress
 
     def hold(self, prompt: SystemPrompt) -> RequestProgress:
-        """Compute the pages of a service's system prompt and pin them, for all salts.
+        """Compute and pin the pages of a service's system prompt, for all salts.
 
-        Raises InvalidOption without prefix caching, and what `add` raises."""
+        Raises InvalidOption without prefix caching, and the errors of `add`."""
         if not self.config.cache.prefix_caching:
             raise InvalidOption(
                 "a system prompt is held in the prefix cache: leave prefix_caching on"
@@ -198,7 +198,7 @@ class Engine:
         return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
     def abort(self, request_id: str, error: LooseleafError | None = None) -> None:
-        """End a request that is there, failed if an ``error`` is given, and free what it holds."""
+        """End an active request, with ``error`` if it failed, and release its pages."""
         progress = self._requests.get(request_id)
         for output in progress.outputs if progress else ():
             if not output.finished:
@@ -209,8 +209,8 @@ class Engine:
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
-        A fault on the way ends the requests it concerns, each with its ``error``, and no other.
-        Raises EngineClosed after `close`."""
+        A fault ends only the requests that it concerns, each with its ``error``. Raises
+        EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
@@ -228,11 +228,11 @@ class Engine:
         return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
-        """Schedule a step and launch it; whom it refuses or fails joins ``changed``."""
+        """Schedule a step and launch it; refused and failed requests join ``changed``."""
         try:
             work = self._scheduler.schedule()
         except Exception as error:
-            # nobody knows how far it came: all that is booked is taken back
+            # the scheduler's state is unknown, so all requests end
             changed += self._fail(self._requests.values(), error)
             return None
         changed += map(self._refuse, work.refused)
@@ -241,7 +241,7 @@ class Engine:
     def _launch(
         self, work: StepWork, changed: list[RequestProgress], previous: Tensor | None = None
     ) -> InFlightStep | None:
-        """Compute a step and sample from it. ``previous`` has the tokens that are yet to arrive."""
+        """Compute a step and sample from it. ``previous`` has the tokens of the step in flight."""
         try:
             if work.admitted or work.preempted:
                 self.accounting.book_admissions(work, self._outputs)
@@ -268,7 +268,7 @@ class Engine:
         return InFlightStep(work, self._drawing.draw(outputs, logits, end))
 
     def _compute(self, work: StepWork, previous: Tensor | None) -> ComputedStep:
-        """Run a step; where that fails, its requests one by one."""
+        """Run a step; after a fault, run its requests separately."""
         run = self.runner.run
         try:
             return ComputedStep(work, run(work, previous))
@@ -279,7 +279,7 @@ class Engine:
     def _launch_ahead(
         self, launched: InFlightStep, changed: list[RequestProgress]
     ) -> InFlightStep | None:
-        """Launch the step behind ``launched``, if it can be told without the tokens of that one."""
+        """Launch the step after ``launched``, if it does not depend on the tokens of that one."""
         if len(launched.draws) > 1:
             return None
         draw = launched.draws[0] if launched.draws else None
@@ -287,7 +287,7 @@ class Engine:
             (row, o) for row, o in enumerate(draw.outputs if draw else []) if not o.finished
         ]
         if any(output.sampling.grammar is not None for _, output in yielding):
-            # what a grammar lets follow is known once the token is
+            # the grammar's next mask depends on the token
             return None
         # an output that reaches its length now has no next step
         going_on = {o.sequence: row for row, o in yielding if not o.stop.ends_with_next}
@@ -306,15 +306,15 @@ class Engine:
                 sequence.drop_awaited()
 
     def _take_ahead(self) -> InFlightStep | None:
-        """The step that was launched ahead, less what has ended since; None if nothing is left."""
+        """The step launched ahead, without sequences that have ended; None if it is empty."""
         launched, self._ahead = self._ahead, None
         work = launched.work.without_ended() if launched else None
         return replace(launched, work=work) if launched and work and not work.empty else None
 
     def _finish(self, launched: InFlightStep, changed: list[RequestProgress]) -> None:
-        """Book a step, launch the one behind it where that is worth it, and hand out the tokens."""
+        """Record a step, launch the next one ahead on a GPU, and hand out the tokens."""
         try:
-            # a fault in drawing has ended its request, and given its pages back
+            # a sampling fault has already ended its request and released the pages
             self._scheduler.complete(launched.work.without_ended())
         except Exception as error:
             changed += self._fail(self._requests_of(launched.work), error)
@@ -367,9 +367,9 @@ class Engine:
         return expired
 
     def _end_warm(self) -> list[RequestProgress]:
-        """End the requests without an answer that have all they were to compute."""
-        done = [s for s in self._scheduler.running if s.warms and s.warm]
-        outputs = [self._outputs[sequence] for sequence in done]
+        """End the warming requests that are complete."""
+        complete = [s for s in self._scheduler.running if s.warms and s.warm]
+        outputs = [self._outputs[sequence] for sequence in complete]
         for output in outputs:
             output.stop.close("stop")
             self._retire(output)
@@ -393,7 +393,7 @@ class Engine:
                 self._canary.ended(progress)
 
     def _refuse(self, sequence: Sequence) -> RequestProgress:
-        """End a request that cannot be admitted though nobody else runs."""
+        """End a request that can't be admitted although no other request runs."""
         progress = self._outputs[sequence].request
         error = PoolTooSmall(
             f"the pool of {self.store.pool.num_pages} pages has too few left beside its pinned "

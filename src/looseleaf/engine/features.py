@@ -1,5 +1,4 @@
-"""The features of a request: the hooks that it registers with its sequences. A plain request
-registers none, so its steps call none."""
+"""The features of a request: hooks that its sequences call in steps. A plain request has none."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ class Features:
 
     @classmethod
     def create(cls, runner: Runner, config: EngineConfig) -> "Features":
-        """Those of a model's engine."""
+        """The features of an engine."""
         page_size, invariant = config.cache.page_size, config.scheduler.batch_invariant
         revisions = Revisions.of(runner.model, runner.attention, page_size, invariant)
         return cls(runner.attention, revisions, Evictions(runner.attention))
@@ -63,7 +62,7 @@ class Features:
 
 @dataclass(frozen=True)
 class SelectedPages(Feature):
-    """The newest row of an output chooses its pages by a policy."""
+    """The newest row of an output selects its pages by a policy."""
 
     policy: PagePolicy
     select: Select
@@ -84,13 +83,13 @@ class SelectedPages(Feature):
         )
         most = selecting.num_candidates
         limit = self.policy.limit(most, selecting.num_other(page_size))
-        # where there is nothing to choose from yet, whatever is wanted is read
+        # a row whose limit covers all candidates reads them densely
         chooses = most and (limit < most or says_how_many(self.policy))
         return [selecting] if chooses else rows
 
 
 class HostedReads(Feature):
-    """The newest row of an output reads hosted documents."""
+    """The newest row of an output reads host-resident documents."""
 
     def rows(
         self, sequence: FeatureSequence, rows: list[DecodeRow], num_outputs: int, num_new_rows: int
@@ -100,7 +99,7 @@ class HostedReads(Feature):
 
 
 def _require_exact_indexes(sequence: Sequence) -> None:
-    """Raise InvalidRequest if rows that are revised would have read keys as estimates."""
+    """Raise InvalidRequest if revised rows would read an index that estimates."""
     indexes = [use.segment.index for use in sequence.hosted]
     if any(index is not None and index.config.estimate for index in indexes):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The tiering of an engine, with what must be known of it measured first: tiers and model."""
+"""The profile run: it measures tiers and compute time before an engine starts, for its tiering."""
 
 import time
 
@@ -15,19 +15,18 @@ from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.kv.store import SegmentStore
 from looseleaf.tiers import Tiers
 
-# the longest pass that is timed: on a GPU short ones take as long as they take the host
+# tokens of the longest timed pass; on a GPU the host's launches dominate short passes
 _MOST_TOKENS, _MOST_TOKENS_GPU = 1024, 8192
-# about how long passes may take that are counted, in seconds; one that was begun is finished. What
-# kernels take that are compiled for it is not counted: some request would wait for them
+# no pass starts after the timed passes have taken this long, in seconds, without compilation
 _LONGEST = 0.5
 
 
 def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Tiering:
-    """The tiering of an engine that runs nothing yet; measures now, if there are tiers."""
+    """The tiering of an idle engine; measures immediately if it has tiers."""
     compute_time = runner.compute_time or ComputeTime()
 
     def measured() -> ComputeTime:
-        # without tiers nobody needs to know, until a budget is a time
+        # without tiers only budgets in seconds need the measurement
         if compute_time.predict(1, 1) is None:
             measure_compute_time(runner, compute_time)
         return compute_time
@@ -43,16 +42,17 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
 
 @torch.inference_mode()
 def measure_compute_time(runner: Runner, compute_time: ComputeTime) -> None:
-    """Time passes of several lengths over pages that nobody uses, each after one that is not
-    counted; the last one computes every fourth token again."""
+    """Time passes of several lengths over free pages, each after an untimed one.
+
+    The last pass computes every fourth token again."""
     pool = runner.pool
     positions = runner.attention.num_positions
     most = _MOST_TOKENS_GPU if runner.model.device.type == "cuda" else _MOST_TOKENS
-    # a quarter more, for what is computed again
+    # three quarters of the free pages, because the patch takes a quarter more
     most = min(most, pool.num_free * pool.page_size * 3 // 4, positions)
     pages = pool.allocate(-(-most // pool.page_size)) or []
     patch = pool.allocate(-(-most // (4 * pool.page_size))) or []
-    # a short pass takes a GPU as long as it takes the host to launch
+    # launches dominate a short pass on a GPU
     first = range(most if runner.runs_ahead else most // 16)
     taken = 0.0
     try:
@@ -72,17 +72,17 @@ def measure_compute_time(runner: Runner, compute_time: ComputeTime) -> None:
 
 
 def _blended(pages: list[int], patch: list[int], most: int) -> PrefillChunk:
-    """Every fourth of so many tokens, computed again."""
-    again = np.arange(3, most, 4)
+    """A pass that computes every fourth of ``most`` tokens again."""
+    chosen = np.arange(3, most, 4)
     hidden = np.zeros(-(-most // 32) * 32, dtype=np.bool_)
-    hidden[again] = True
+    hidden[chosen] = True
     bitmap = np.packbits(hidden, bitorder="little").view("<i4")
-    kept = ReadSpan(pages, 0, most, 0, bitmap)
-    return PrefillChunk(again, (kept, ReadSpan(patch, 0, len(again), 0, places=again)))
+    cached = ReadSpan(pages, 0, most, 0, bitmap)
+    return PrefillChunk(chosen, (cached, ReadSpan(patch, 0, len(chosen), 0, places=chosen)))
 
 
 def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
-    """Seconds of a pass whose new keys go to ``pages``, the second time."""
+    """Seconds of the second run of a pass that writes its keys to ``pages``."""
     model, pool, device = runner.model, runner.pool, runner.model.device
     rows, own = len(chunk.positions), chunk.spans[-1]
     at = torch.as_tensor(np.asarray(chunk.positions), device=device)

@@ -1,4 +1,4 @@
-"""A request on its way: its outputs in the making, what it reused, and when things happened."""
+"""The progress of a request: its outputs so far, its reuse and its times."""
 
 import math
 import time
@@ -45,7 +45,7 @@ class OutputProgress:
         return tuple(self.token_ids)
 
     def push(self, token: int, logprobs: tuple[TokenLogprob, ...] | None) -> None:
-        """Take the next token; the sequence grows unless the output ends with it."""
+        """Append the next token; the sequence grows unless the output ends with it."""
         self.token_ids.append(token)
         if logprobs is not None:
             self.logprobs.append(logprobs)
@@ -64,35 +64,34 @@ class OutputProgress:
             self.stop.end_text(self.detokenizer.finish())
 
     def completion(self) -> CompletionOutput:
-        """The output so far; text that may belong to a stop string is left out until that is
-        known.
-        """
+        """The output so far, without text that may belong to a stop string."""
         finish = self.stop.finish
-        asked = self.request.request.params.logprobs is not None
+        has_logprobs = self.request.request.params.logprobs is not None
         return CompletionOutput(
             index=self.sequence.index,
             text=self.stop.visible_text,
             token_ids=tuple(self.token_ids),
-            cumulative_logprob=self.total_logprob if asked else None,
-            logprobs=tuple(self.logprobs) if asked else None,
+            cumulative_logprob=self.total_logprob if has_logprobs else None,
+            logprobs=tuple(self.logprobs) if has_logprobs else None,
             finish_reason=finish.reason if finish else None,
             stop_reason=finish.stop if finish else None,
         )
 
     def timed_reuse(self) -> ReuseReport | None:
-        """The reuse report with the times of its documents and what was computed again of them, as
-        far as it is known."""
+        """The reuse report with current times and recomputed tokens of its documents."""
         if self.reuse is None or not self.reuse.documents:
             return self.reuse
         uses = zip(self.sequence.documents, self.sequence.recomputed(), strict=True)
         documents = []
         for document in self.reuse.documents:
             if not document.hosted:
-                use, again = next(uses)
+                use, recomputed = next(uses)
                 source = document.source
                 if use.fell_back and source == "loaded":
                     source = "computed"
-                document = replace(document, source=source, seconds=use.seconds, recomputed=again)
+                document = replace(
+                    document, source=source, seconds=use.seconds, recomputed=recomputed
+                )
             documents.append(document)
         arrivals, times = self.sequence.arrivals, self.request.metrics
         loading = None
@@ -104,7 +103,7 @@ class OutputProgress:
 
 @dataclass(eq=False)
 class RequestProgress:
-    """A request with its ``n`` outputs; ``seed`` is for one that names none."""
+    """A request with its ``n`` outputs; ``seed`` is used if the request has no seed."""
 
     request: Request
     seed: int = 0
@@ -126,17 +125,17 @@ class RequestProgress:
 
     @property
     def due(self) -> float:
-        """When its time is over, on the clock of ``arrived``."""
+        """The deadline, on the clock of ``arrived``."""
         return self.arrived + (math.inf if self.request.deadline is None else self.request.deadline)
 
     def mark_admitted(self) -> float:
-        """It is admitted for the first time; after how many seconds."""
+        """Record the first admission; returns the seconds since arrival."""
         seconds = self._elapsed()
         self.metrics = replace(self.metrics, admitted=seconds)
         return seconds
 
     def mark_token(self) -> float:
-        """Its first token is there; after how many seconds."""
+        """Record the first token; returns the seconds since arrival."""
         seconds = self._elapsed()
         self.metrics = replace(self.metrics, first_token=seconds)
         return seconds
@@ -146,7 +145,7 @@ class RequestProgress:
             self.metrics = replace(self.metrics, finished=self._elapsed())
 
     def output(self) -> RequestOutput:
-        """What the caller sees of it now."""
+        """The current state for the caller."""
         return RequestOutput(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.token_ids,
@@ -162,7 +161,7 @@ class RequestProgress:
         )
 
     def count_decode(self, keys: int, shared: int) -> None:
-        """One row more: how many keys it read, and how many of them together with other rows."""
+        """Count a decode row: the keys that it read, and the keys that it shared with others."""
         self.decode_steps += 1
         self.grouped_steps += shared > 0
         self.keys_read += keys
@@ -171,45 +170,47 @@ class RequestProgress:
     def _revision(self) -> RevisionReport | None:
         if self.request.revise is None:
             return None
-        found = [r for output in self.outputs if (r := revision_of(output.sequence)) is not None]
-        if not found:
+        revisions = [
+            r for output in self.outputs if (r := revision_of(output.sequence)) is not None
+        ]
+        if not revisions:
             return None
-        read = tuple(map(sum, zip(*(revision.counts() for revision in found), strict=True)))
-        if found[0].counts_keys:
+        read = tuple(map(sum, zip(*(revision.counts() for revision in revisions), strict=True)))
+        if revisions[0].counts_keys:
             return RevisionReport(self.request.revise, keys_read=read)
         return RevisionReport(self.request.revise, read)
 
-    def count_pages(self, read: int, held: int, num_bytes: int, recall: float | None) -> None:
-        """The pages of one row more, of a request with a policy; as many as are held: it was dense.
+    def count_pages(self, read: int, total: int, num_bytes: int, recall: float | None) -> None:
+        """Count the pages of a row of a request with a policy, as in `SelectReport`.
 
-        As `SelectReport` counts them."""
+        A row that read all pages was dense."""
         assert self.select is not None, "the request has a policy"
-        chosen = read < held
+        chosen = read < total
         report = replace(
             self.select,
             chosen_steps=self.select.chosen_steps + chosen,
             dense_steps=self.select.dense_steps + (not chosen),
             pages_read=self.select.pages_read + read,
-            pages_held=self.select.pages_held + held,
+            pages_held=self.select.pages_held + total,
             bytes_read=self.select.bytes_read + num_bytes,
         )
         self.select = report if recall is None else report.plus_recall(recall)
 
-    def count_hosted(self, read: int, there: int, num_bytes: int) -> None:
-        """The keys of hosted documents that one row more read, of how many."""
+    def count_hosted(self, read: int, total: int, num_bytes: int) -> None:
+        """Count the keys of host-resident documents that a row read, of ``total``."""
         assert self.select is not None, "hosted documents are read by a policy"
-        chosen = read < there
+        chosen = read < total
         self.select = replace(
             self.select,
             chosen_steps=self.select.chosen_steps + chosen,
             dense_steps=self.select.dense_steps + (not chosen),
             keys_read=self.select.keys_read + read,
-            keys_there=self.select.keys_there + there,
+            keys_there=self.select.keys_there + total,
             bytes_read=self.select.bytes_read + num_bytes,
         )
 
     def _report(self) -> ReuseReport:
-        # settled with the first token: until then its times change, and later it costs nothing
+        # cached after the first token, when its times no longer change
         if self._reuse is not None and self._reuse.preempted_tokens == self.preempted_tokens:
             return self._reuse
         reports = (output.timed_reuse() for output in self.outputs)

@@ -1,7 +1,7 @@
-"""The rows of a step as the device takes them: tokens, slots, places, and whose logits are wanted.
+"""The row table of a step: tokens, slots, offsets and logit rows.
 
-A token may be *awaited*: the device has it, as row ``r`` of what the step before sampled, and the
-host does not know it yet. A negative number stands for it."""
+A token may be *awaited*: the previous step sampled it on the device, and the host has no copy yet.
+A negative number is its placeholder."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -18,14 +18,14 @@ from looseleaf.graphs.rows import RowInputs, join_tables, to_device
 
 
 class Arrival(NamedTuple):
-    """Sampled tokens on their way to the host."""
+    """Sampled tokens that are copied to the host."""
 
     tokens: Tensor
     event: torch.cuda.Event | None
 
     @classmethod
     def of(cls, token_ids: Int[Tensor, " sampled"]) -> "Arrival":
-        """Send ``token_ids`` on their way."""
+        """Start the copy of ``token_ids``."""
         if not token_ids.is_cuda:
             return cls(token_ids, None)
         tokens = token_ids.to("cpu", non_blocking=True)
@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
         return cls(tokens, event)
 
     def wait(self) -> list[int]:
-        """The tokens, once they are there."""
+        """The tokens, after the copy has ended."""
         if self.event is not None:
             self.event.synchronize()
         tokens: list[int] = self.tokens.tolist()
@@ -42,16 +42,16 @@ class Arrival(NamedTuple):
 
 
 def logit_sequences(work: StepWork) -> list[Sequence]:
-    """The sequences that get a token from the step, in the order of its logits."""
+    """The sequences of the step's logits, in order."""
     if not work.chunks:
         return work.decode
     return [*work.decode, *(c.sequence for c in work.chunks if c.ends_prompt)]
 
 
 def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor]:
-    """The sequences that draw a token from the step, and their logits.
+    """The sequences that sample a token from the step, and their logits.
 
-    Those that replay know their next token."""
+    Sequences that replay already have their next token."""
     sequences = logit_sequences(work)
     rows = [row for row, sequence in enumerate(sequences) if not sequence.replay]
     if len(rows) == len(sequences):
@@ -61,8 +61,8 @@ def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor
 
 
 def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
-    """The rows of ``work``: one for each sequence that decodes, then ``num_past`` earlier ones of
-    each, if any has some, then those of the chunks."""
+    """The rows of ``work``: one for each decoding sequence, then ``num_past`` revised rows of each,
+    then the rows of the chunks."""
     decode = [_tail_row(sequence, 0, page_size) for sequence in work.decode]
     if num_past:
         decode += [
@@ -75,20 +75,20 @@ def step_rows(work: StepWork, page_size: int, num_past: Seq[int]) -> RowInputs:
         return RowInputs(np.ascontiguousarray(table), None)
     tables = [table, *(chunk.table(page_size) for chunk in work.chunks)]
     past = range(len(work.decode), len(decode))
-    return RowInputs(join_tables(tables), list(_wanted(work, len(decode))), past)
+    return RowInputs(join_tables(tables), list(_logit_rows(work, len(decode))), past)
 
 
 def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
-    """Token, slot and place of the token ``age`` before the newest."""
+    """Token, slot and offset of the token ``age`` tokens before the newest."""
     tail = sequence.tail
-    place = len(tail.tokens) - 1 - age
-    stored = place - sequence.num_evicted
+    offset = len(tail.tokens) - 1 - age
+    stored = offset - sequence.num_evicted
     slot = tail.pages[stored // page_size] * page_size + stored % page_size
-    return tail.tokens[place], slot, place
+    return tail.tokens[offset], slot, offset
 
 
-def _wanted(work: StepWork, row: int) -> Iterator[int]:
-    """The rows whose logits are wanted, if those of the chunks begin with ``row``."""
+def _logit_rows(work: StepWork, row: int) -> Iterator[int]:
+    """The logit rows of the step; ``row`` is the first row of the chunks."""
     yield from range(len(work.decode))
     for chunk in work.chunks:
         row += chunk.stop - chunk.start

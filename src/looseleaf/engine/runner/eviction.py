@@ -1,4 +1,4 @@
-"""Eviction in a step: who may throw keys away, and whose queries are watched for it."""
+"""Eviction in a step: outputs that evict keys of their text, weighted by their queries."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class EvictedKeys(Feature):
-    """An output throws keys of its text away: its queries weigh them."""
+    """An output evicts keys of its text; its queries weight the keys."""
 
     replays = False
     sees_queries = True
@@ -38,7 +38,7 @@ class EvictedKeys(Feature):
         return tapped
 
     def computed(self, sequence: FeatureSequence, *, ends_prompt: bool) -> None:
-        """Weigh the keys of the text, and free pages if it has more than it keeps."""
+        """Weight the keys of the text, evict those above the budget, and free their pages."""
         eviction, tail = self.eviction, sequence.tail
         num_keys = tail.computed - eviction.num_evicted
         text = TextPages(self.pool, tail.pages, num_keys)
@@ -62,8 +62,8 @@ class Evictions:
     attention: PagedAttention
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequest where keys are to be thrown away that others read, or that have to
-        be found by where they stand."""
+        """Raise InvalidRequest if other sequences share the keys, or if attention depends on the
+        keys' positions."""
         select = request.select
         if select is None or select.policy not in EVICTING:
             return
@@ -99,7 +99,7 @@ class Evictions:
         evictor = make_evictor(request.select, request.num_tokens)
         if evictor is None:
             return None
-        # its pages change, so they are nobody else's beginning, and its output depends on them
+        # its pages change, so they can't be a shared prefix
         sequence.tail.fused = sequence.chooses = True
         eviction = Eviction(evictor, self.attention.rotations, self.attention.rules)
         return EvictedKeys(eviction, self.attention.pool)

@@ -1,9 +1,7 @@
-"""A step that fails, computed once more request by request, so that a fault ends the request it
-concerns and no other.
+"""Fault isolation: a failed step runs again request by request, so that only faulty requests end.
 
-Within a step no request reads what another one computes: who wants a document that somebody else
-is computing waits until a step has ended with it. And what a step writes, it writes again: tokens
-are booked when it is computed."""
+This is safe because no request of a step reads keys that another request of the step computes.
+Repeated writes are the same, and tokens are counted only after the step."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -27,9 +25,10 @@ TakeBack = Callable[[StepWork], None]
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """What the device computes of a step: ``work``, and its ``result`` as of `Runner.run`.
-    ``failed`` are the parts of single requests that it can't compute, each with its fault; what is
-    in neither was taken back."""
+    """The computed part of a step, ``work``, with its ``result`` of `Runner.run`.
+
+    ``failed`` are the parts of single requests with their faults. Other parts are scheduled
+    again."""
 
     work: StepWork
     result: StepResult
@@ -39,9 +38,9 @@ class ComputedStep:
 def isolate_fault(
     run: Run, work: StepWork, previous: Tensor | None, take_back: TakeBack, fault: Exception
 ) -> ComputedStep:
-    """Compute a step that failed with ``fault`` request by request, by `Runner.run`; ``take_back``
-    hears what was computed in vain since a document did not come, and is to be scheduled once
-    more."""
+    """Compute a step that failed with ``fault`` again, request by request.
+
+    ``take_back`` is called with each part whose document failed to load, to schedule it again."""
     nothing = ComputedStep(_joined(work, []), StepResult.of_chunks(torch.empty(0)))
     if isinstance(fault, LoadFailed):
         take_back(work)

@@ -1,9 +1,7 @@
-"""What a runner makes ready before it serves: graphs of usual steps, and all kernels that steps,
-passes and policies of blending launch.
+"""Warmup: a runner captures graphs of usual steps and compiles all kernels before it serves.
 
-A kernel is compiled when it is launched for the first time, seconds in which all requests wait; a
-graph is captured in a tenth of a second. Nothing is read or written meanwhile: the rows of a
-capture are padding, and those of the pass that is launched go to pages that nobody has."""
+A kernel compiles at its first launch, which takes seconds and delays all requests. Warmup uses only
+padding rows and free pages, so it changes no cached keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,14 +24,14 @@ from looseleaf.models.layers import apply_gated
 from looseleaf.ops.dense.likeliest import likeliest
 from looseleaf.ops.rotate import rotate
 
-# rows of a pass that is too long for a graph; and those of passes that are not
+# rows of a pass that is too long for a graph, and rows of passes with graphs
 _LONG, _SHORT = 1040, (96, 160, 512)
-# and those for which products have a kernel of their own each
+# rows for which matrix products have separate kernels
 _OF_PRODUCTS = (128, 144, 160, 192)
-# a tile has 128 rows and heads at most, and somewhat fewer where heads come in threes
+# above the largest tile, which has 128 rows and heads
 _ROWS_OF_A_PROCESSOR = 160
 _DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
-# tokens in front of new rows, and these: both say in how many parts they are read
+# cached tokens before new rows, and new rows: both determine the number of parts
 _CACHED, _NEW = (0, 1024, 4096, 16384), range(8, MAX_ROWS + 1, 8)
 
 Job = Callable[[], None]
@@ -45,8 +43,7 @@ def warming(
     graphs: StepGraphs,
     passes: PassGraphs | None,
 ) -> list[Job]:
-    """What is to be done, in order; each takes about as long as the others once kernels are
-    compiled."""
+    """The jobs of the warmup, in order. Each takes about the same time after compilation."""
     jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
     jobs += [partial(_launch_passes, model, attention), partial(_launch_products, model)]
     if passes is not None:
@@ -56,11 +53,9 @@ def warming(
 
 @torch.inference_mode()
 def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
-    """Passes that are not replayed, as those of long prompts, around replaced tokens too; and what
-    compares keys with stored ones.
+    """Launch passes without graphs, as for long prompts, with and without replaced tokens.
 
-    They fill the device: fewer rows are read in parts, by a variant of the kernel that leaves
-    states."""
+    The passes fill the device, because shorter ones use another kernel that reads in parts."""
     pool, device = attention.pool, model.device
     on_gpu, cuda = device.type == "cuda", torch.cuda
     processors = cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
@@ -94,7 +89,7 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
 
 @torch.inference_mode()
 def _launch_products(model: Decoder) -> None:
-    """What passes of other lengths launch of what rows alone decide on."""
+    """Launch the matrix products whose kernel depends on the number of rows."""
     gate_up = model.weights.layers[0].gate_up
     for rows in _OF_PRODUCTS if model.device.type == "cuda" else ():
         normed = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
@@ -107,8 +102,8 @@ def _launch_spans(
     variants: Sequence[tuple[ReadSpan, ...]],
     slots: torch.Tensor,
 ) -> None:
-    """What reads spans in place, by one group and by two, and gathered, whole and in parts: which
-    of them a pass takes is chosen by its size."""
+    """Launch all variants of span reads: in place or gathered, one group or two, whole or in
+    parts."""
     planner, kv, total = attention.planner, attention.pool.kv, len(slots)
     ways = [(False, 2), (True, 2)] if planner.gathering else [(False, 2)]
     ways += [(False, 1)] if planner.costs.one_group and not planner.batch_invariant else []
@@ -125,7 +120,7 @@ def _launch_spans(
 
 
 def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
-    """Passes that blend, follow documents, read cached text, and are watched."""
+    """Captures of passes that blend, wait for loads, read cached text, or score tokens."""
     depth = model.config.num_layers
     question = _pass(0, page_size)
     spans = question.spans[:_DOCUMENTS]
@@ -144,13 +139,13 @@ def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
 
 
 def usual_passes(passes: PassGraphs, page_size: int) -> list[PassKey]:
-    """What passes of few new rows behind cached text are replayed by."""
+    """The keys of passes of few new rows after cached text."""
     behind = [[_behind(cached, rows, page_size)] for rows in _NEW for cached in _CACHED]
     return list(dict.fromkeys(passes.key_of(some) for some in behind if passes.sooner(some)))
 
 
 def _behind(cached: int, rows: int, page_size: int) -> PrefillChunk:
-    """So many new rows behind so many tokens."""
+    """``rows`` new rows after ``cached`` tokens."""
     count = cached // page_size
     own = range(count, count - (-rows // page_size))
     before = (ReadSpan(range(count), 0, cached, count),) if cached else ()
@@ -158,7 +153,7 @@ def _behind(cached: int, rows: int, page_size: int) -> PrefillChunk:
 
 
 def _pass(num_again: int, page_size: int) -> PrefillChunk:
-    """A question behind some documents, of which so many tokens are computed again."""
+    """A question after documents, of which ``num_again`` tokens are computed again."""
     length, pages = _DOCUMENT_TOKENS, _DOCUMENT_TOKENS // page_size
     total = _DOCUMENTS * length
     again = np.linspace(0, total - 1, num_again).astype(np.int64)
