@@ -1,10 +1,8 @@
-"""Steps of few rows as CUDA graphs: the whole forward, embedding to logits, in one launch.
+"""Decode graphs: CUDA graphs of steps of few rows, from embedding to logits in one launch.
 
-A graph is captured for a padded number of rows and the capacities of its work list, and serves
-every step that fits. What differs from step to step (tokens, slots, positions, the work list) is
-in the host's memory, from where the graph fetches it. Rows that pad a step have no slot, so they
-write nothing, and no states, so they read nothing.
-"""
+A graph is captured for a padded number of rows and the capacities of its work list. It replays
+every step that fits. The graph copies tokens, slots, positions and the work list from pinned host
+memory. Padding rows have no slots and no states, so they write and read nothing."""
 
 import gc
 import time
@@ -42,13 +40,14 @@ _ROW_NUMBERS = ("tokens", "slots", "places", "wanted")
 _USUALLY_PATCHED = 8
 
 Kind = Literal["alone", "alone, in parts", "behind one", "behind one, long", "patched"]
-"""What decode rows read: nothing that others read, at once or in parts; one long segment, and
-behind it a token of their own, or hundreds; around tokens that are replaced."""
+"""The reads of decode rows: private keys, whole or in parts; one shared segment, then one private
+token or hundreds; documents with replaced tokens."""
 
 
 class WorkKey(NamedTuple):
-    """What the launches over one work list depend on: not on how full its capacity is. ``choice``
-    is the `HostChoice.key` of one whose rows choose."""
+    """The key of launches over one work list. They do not depend on how full its capacity is.
+
+    ``choice`` is the `HostChoice.key` of a list with a policy."""
 
     capacity: WorkCapacity
     tiles: tuple[Tile, ...]
@@ -56,8 +55,9 @@ class WorkKey(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What a graph is made for: some work lists, and which of them each layer reads by. Rows of a
-    ``hosted`` one may read segments in the host's memory."""
+    """The key of a graph: its work lists, and the work list of each layer.
+
+    Rows of a ``hosted`` graph may read segments in host memory."""
 
     works: tuple[WorkKey, ...]
     layers: tuple[int, ...]
@@ -70,7 +70,7 @@ class GraphKey(NamedTuple):
 
 
 class _Lists(NamedTuple):
-    """One work list of a captured step, and the numbers of what is chosen in it."""
+    """One work list of a captured step, with the buffers of its page selection."""
 
     work: WorkBuffer
     choice: ChoiceBuffer | None
@@ -79,11 +79,9 @@ class _Lists(NamedTuple):
 
 @runtime_checkable
 class Replayable(Protocol):
-    """What was captured once and runs again over what stands in its tensors then."""
+    """A capture that runs again over the current content of its tensors."""
 
-    def replay(self) -> None:
-        """Run."""
-        ...
+    def replay(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -95,20 +93,20 @@ class _Graph:
     logits: Tensor
 
     def load(self, step: HostStep, rows: Mapping[str, IntArray]) -> None:
-        """Bring the numbers of a step to the lists, those of its rows to the first."""
+        """Write the numbers of a step to the lists; the first list also has the row table."""
         for nth, (lists, (work, choice)) in enumerate(zip(self.lists, step.works, strict=True)):
             lists.work.load(work, {} if nth else rows)
             if lists.choice is not None and choice is not None:
                 lists.choice.load(choice)
 
     def replay(self) -> None:
-        """Run what was loaded last."""
+        """Run the loaded step."""
         self.graph.replay()
         for lists in self.lists:
             lists.work.sent()
 
     def tell(self, step: HostStep) -> None:
-        """Tell the rows of a step that was replayed what only the device counts."""
+        """Give the rows of a replayed step the counts that only the device has."""
         for lists, (_, choice) in zip(self.lists, step.works, strict=True):
             if lists.device is not None and choice is not None:
                 lists.device.tally(choice)
@@ -116,7 +114,7 @@ class _Graph:
 
 @dataclass(eq=False)
 class StepGraphs:
-    """The graphs of one model over one pool, captured when they are first needed."""
+    """The decode graphs of one model over one pool, captured at their first use."""
 
     model: Decoder
     attention: PagedAttention
@@ -153,7 +151,7 @@ class StepGraphs:
             self._previous[: len(previous)].copy_(previous)
         graph.load(step, _row_numbers(rows, padded_rows(rows.num_rows)))
         if reads_hosted:
-            # last of all: it waits until the step before has read
+            # last, because it waits until the previous step has read the buffer
             self.attention.load_hosted(decode, padded_rows(rows.num_rows))
         launched = time.perf_counter()
         graph.replay()
@@ -165,10 +163,9 @@ class StepGraphs:
         return StepResult(logits, step.reads.groups, step.reads.selected, launched)
 
     def usual(self) -> list[GraphKey]:
-        """What usual steps are replayed by: every number of rows, for short and for long work
-        lists, with rows that read alone and with rows that read one segment together; and few rows
-        that read around tokens that are replaced. More rows than sequences are those of
-        questions."""
+        """The keys of usual steps: every number of rows and kind, for short and long work lists.
+
+        Steps with more rows than sequences contain the rows of short prompts."""
         most = padded_rows(min(self.max_num_seqs, MAX_ROWS))
         keys = []
         for rows in reversed(padded_sizes()):
@@ -180,18 +177,19 @@ class StepGraphs:
         return list(dict.fromkeys(key for key in keys if key is not None))
 
     def prepare(self, key: GraphKey) -> None:
-        """Capture steps like that, unless they are."""
+        """Capture the graph of ``key``, unless it exists."""
         if key not in self._graphs:
             self._graphs[key] = self._capture(key, [None])
 
     def _usual_key(self, num_rows: int, kind: Kind, entries: int) -> GraphKey | None:
-        """What steps of such rows with a list for so many entries are replayed by, if any are."""
+        """The key of steps of this kind with a list for ``entries`` entries; None if there are no
+        such steps."""
         rows = _example_rows(num_rows, kind, self.attention.pool.page_size)
         step = self.attention.host_step(rows, (), num_rows)
         assert step is not None, "a step of decode rows only is all work list"
         key = _key_of(num_rows, *step.works[0])
         whole = any(tile.whole for tile in key.tiles)
-        # rows of one state have no more of them in any step
+        # rows with one state each never need a longer list
         if key.capacity.entries > entries or (whole and key.capacity.entries < entries):
             return None
         capacity = replace(key.capacity, entries=entries)
@@ -208,39 +206,38 @@ class StepGraphs:
         device = self.model.device
         lists = _lists(key, choices, device)
         hosted = self.attention.hosted_room(key.rows) if key.hosted else None
-        # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        # a first run without rows compiles kernels and allocates, which a capture must not do
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._forward(key, lists, hosted)
-            for some in lists:
-                some.work.unsent()
+            for listed in lists:
+                listed.work.unsent()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # threads of the tiers may wait for the device meanwhile
+        # threads of the tiers may wait for the device during the capture
         with undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
             logits = self._forward(key, lists, hosted)
         return _Graph(graph, lists, logits)
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """Where first runs are: one stream, since each keeps the memory that it ever took."""
+        """The single stream of first runs, because each stream keeps its memory."""
         return torch.cuda.Stream(self.model.device)
 
     def _forward(self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None) -> Tensor:
-        for some in lists:
-            some.work.fetch()
-        tokens, slots, places, wanted = _rows_of(lists[0].work)
-        works = [(some.work.work, some.device) for some in lists]
-        attend = self.attention.over(works, key.layers, slots, places, hosted)
+        for listed in lists:
+            listed.work.fetch()
+        tokens, slots, offsets, logit_rows = _rows_of(lists[0].work)
+        works = [(listed.work.work, listed.device) for listed in lists]
+        attend = self.attention.over(works, key.layers, slots, offsets, hosted)
         hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
-        return self.model.logits(hidden.index_select(0, wanted))
+        return self.model.logits(hidden.index_select(0, logit_rows))
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Nothing is collected meanwhile: a graph that nobody holds any more must not be freed in the
-    middle of a capture."""
+    """Disable garbage collection, which must not free an old graph during a capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -264,36 +261,36 @@ def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey
 def _lists(
     key: GraphKey, choices: Sequence[HostChoice | None], device: torch.device
 ) -> list[_Lists]:
-    """The lists of a graph, the first with room for the numbers of its rows; so far it has none."""
-    made: list[_Lists] = []
+    """The empty lists of a graph; the first has room for the row table."""
+    lists: list[_Lists] = []
     for work_key, choice in zip(key.works, choices, strict=True):
         # 64 bits each
-        more = {} if made else dict.fromkeys(_ROW_NUMBERS, 2 * key.rows)
+        more = {} if lists else dict.fromkeys(_ROW_NUMBERS, 2 * key.rows)
         work = WorkBuffer(work_key.capacity, work_key.tiles, device, more)
         if choice is None:
-            made.append(_Lists(work, None, None))
+            lists.append(_Lists(work, None, None))
             continue
         buffer = ChoiceBuffer(choice, device)
         chosen = DeviceChoice(work.work, buffer, choice.how, choice.kept)
-        made.append(_Lists(work, buffer, chosen))
-    _, slots, _, _ = _rows_of(made[0].work)
+        lists.append(_Lists(work, buffer, chosen))
+    _, slots, _, _ = _rows_of(lists[0].work)
     slots.fill_(-1)
-    return made
+    return lists
 
 
 def _rows_of(work: WorkBuffer) -> list[Tensor]:
-    """Tokens, slots and places of the rows of a step on the device, and whose logits are wanted."""
+    """Tokens, slots, offsets and logit rows of a step on the device."""
     return [work.numbers[name].view(torch.int64) for name in _ROW_NUMBERS]
 
 
 def _row_numbers(rows: RowInputs, padded: int) -> dict[str, IntArray]:
-    """The same on the host, as `_rows_of` finds them; rows that pad have slot -1."""
-    told = np.zeros((len(_ROW_NUMBERS), padded), dtype=np.int64)
-    told[1] = -1
-    told[:3, : rows.num_rows] = rows.table
-    wanted = range(rows.num_rows) if rows.wanted is None else rows.wanted
-    told[3, : len(wanted)] = wanted
-    return dict(zip(_ROW_NUMBERS, told.view(np.int32), strict=True))
+    """The same numbers on the host; padding rows have slot -1."""
+    table = np.zeros((len(_ROW_NUMBERS), padded), dtype=np.int64)
+    table[1] = -1
+    table[:3, : rows.num_rows] = rows.table
+    logit_rows = range(rows.num_rows) if rows.wanted is None else rows.wanted
+    table[3, : len(logit_rows)] = logit_rows
+    return dict(zip(_ROW_NUMBERS, table.view(np.int32), strict=True))
 
 
 def padded_sizes() -> list[int]:
@@ -308,7 +305,7 @@ def padded_rows(num_rows: int) -> int:
 
 
 def room_for(count: int, least: int, factor: int) -> int:
-    """A capacity that holds ``count``: one of few, since each has graphs of its own."""
+    """A capacity for ``count``: one of few, because each needs separate graphs."""
     capacity = least
     while capacity < count:
         capacity *= factor
@@ -316,7 +313,7 @@ def room_for(count: int, least: int, factor: int) -> int:
 
 
 def _example_rows(num_rows: int, kind: Kind, page_size: int) -> list[DecodeRow]:
-    """Decode rows such as usual steps have; their pages are never read."""
+    """Decode rows of one kind; their pages are never read."""
 
     def span(first: int, offset: int, length: int, **other: Any) -> ReadSpan:
         return ReadSpan(range(first, first - (-length // page_size)), offset, length, **other)

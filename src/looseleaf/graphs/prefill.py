@@ -1,8 +1,8 @@
-"""Passes of few new rows as CUDA graphs: those that blend, those whose documents are still
-arriving, and where the device reads spans in parts all that nothing decodes beside.
+"""Pass graphs: CUDA graphs of passes of few new rows that blend or wait for loads.
 
-A graph is a stretch of layers (`looseleaf.graphs.piecewise`). As in `StepGraphs`, what differs from
-pass to pass is data, which the first graph fetches."""
+On devices that read spans in parts, all steps without decode rows use them. A pass is several
+graphs of consecutive layers (`looseleaf.graphs.piecewise`). As in `StepGraphs`, all that differs
+between passes is data, which the first graph copies to the device."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -50,8 +50,7 @@ Within = Callable[[Attend], Attend]
 
 @dataclass(frozen=True)
 class _Pass:
-    """A captured pass: ``graphs`` to run in order, each once the documents' keys of the layer that
-    ``stops`` names have come."""
+    """A captured pass: ``graphs`` in order; each waits for the layer in ``stops`` of all loads."""
 
     graphs: Sequence[Replayable]
     stops: Sequence[int]
@@ -60,8 +59,7 @@ class _Pass:
 
 
 class PassKey(NamedTuple):
-    """What the graphs of a pass are made for: rows and what they read, and the layer that some of
-    its rows enter at, if any do."""
+    """The key of a pass: the capacities of its rows and spans, and the layer of its late rows."""
 
     rows: SpanCapacity
     enters: int | None
@@ -69,8 +67,8 @@ class PassKey(NamedTuple):
 
 @dataclass(frozen=True)
 class _WatchKey:
-    """What the graphs of a watched pass are made for: rows and what they read, what is watched of
-    it in which layers, and how many layers they pass."""
+    """The key of a watched pass: capacities of its rows and spans, of watched spans and keys, the
+    watched layers, and the number of layers."""
 
     rows: SpanCapacity
     watched: SpanCapacity
@@ -81,7 +79,7 @@ class _WatchKey:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A captured watched pass, with its numbers; ``received`` is what its graphs write."""
+    """A captured watched pass with its buffers; its graphs write ``received``."""
 
     graphs: Sequence[Replayable]
     stops: Sequence[int]
@@ -94,14 +92,14 @@ class _Watched:
 
 @dataclass(eq=False)
 class PassGraphs:
-    """The graphs of one model over one pool, captured when they are first needed."""
+    """The pass graphs of one model over one pool, captured at their first use."""
 
     model: Decoder
     attention: PagedAttention
     replays: int = 0
     _passes: dict[PassKey, _Pass] = field(default_factory=dict)
     _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
-    # when the latest pass has fetched its numbers: those of the next are written behind it
+    # recorded when the latest pass has copied its numbers; the host then writes the next ones
     _fetched: torch.cuda.Event | None = None
 
     def __post_init__(self) -> None:
@@ -115,9 +113,9 @@ class PassGraphs:
         return len(self._passes) + len(self._watching)
 
     def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
-        """Whether a step of ``chunks`` only, which blend nothing and follow nothing, is a pass
-        rather than a step that replays by work list: spans take the host half of the time to list,
-        and the device up to half of the time to read (docs/log.md)."""
+        """Whether a step of plain ``chunks`` is faster as a pass than by a work list.
+
+        Spans take the host and the device less time (docs/log.md)."""
         return self.has_units and self.attention.planner.by_work_list(chunks)
 
     def run(
@@ -127,10 +125,11 @@ class PassGraphs:
         awaited: Sequence[PendingLoad],
         late_rows: Sequence[LateRows] = (),
     ) -> StepResult | None:
-        """The result of a step of these chunks only, or None if it is not for a
-        graph. Rows that are ``late_rows`` do so at one layer. Each layer comes behind that layer of
-        the documents ``awaited``, and the call raises what waiting for them raises."""
-        layers = list(dict.fromkeys(some.layer for some in late_rows))
+        """The result of a step of these chunks; None if no graph fits.
+
+        All ``late_rows`` must enter at one layer. Each layer waits for that layer of the
+        ``awaited`` loads, and the call raises their errors."""
+        layers = list(dict.fromkeys(late.layer for late in late_rows))
         if len(layers) > 1:
             return None
         if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
@@ -154,9 +153,10 @@ class PassGraphs:
         depth: int,
         awaited: Sequence[PendingLoad],
     ) -> tuple[Float[Tensor, " keys"], float] | None:
-        """What keys get in a watched pass of the rows of ``chunks`` through the first ``depth``
-        layers, and when it was launched, or None if it is not for a graph; ``table`` is that of
-        `RowInputs`. Raises as `run` does."""
+        """The attention that keys receive in a watched pass, and the time of its launch.
+
+        The rows of ``chunks``, with ``table`` as in `RowInputs`, pass the first ``depth`` layers.
+        Returns None if no graph fits. Raises as `run` does."""
         if table.shape[1] > MAX_ROWS:
             return None
         key, spans, watched = self._watch_key(chunks, watch, depth)
@@ -166,30 +166,29 @@ class PassGraphs:
         self._await_fetch()
         self._load(table, ())
         captured.buffer.load(spans)
-        # blocks of keys are dealt span by span: those that are not there have none
+        # unused spans need length 0, because blocks of keys are assigned by span
         lengths = np.zeros(key.watched.spans, dtype=np.int32)
         lengths[: watched.num_spans] = watched.arrays["span_length"]
         captured.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
         numbers = torch.stack([watch.weight.float(), torch.tensor(watch.before).float()])
-        told = to_device(numbers, self.model.device)
-        captured.weight[: told.shape[1]].copy_(told[0])
-        captured.before[: told.shape[1]].copy_(told[1])
+        weight, before = to_device(numbers, self.model.device)
+        captured.weight[: len(weight)].copy_(weight)
+        captured.before[: len(before)].copy_(before)
         launched = self._replay(captured, awaited)
         return captured.received[: watch.num_keys], launched
 
     def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
-        """What the graphs are made for of a pass of ``chunks``, all of which enter at the first
-        layer."""
+        """The key of a pass of ``chunks`` without late rows."""
         num_rows = sum(len(chunk.positions) for chunk in chunks)
         spans = self.attention.planner.host_spans(chunks)
         return PassKey(capacity_for(spans, _padded(num_rows)), None)
 
     def prepare(self, key: PassKey) -> None:
-        """Capture passes like that, unless they are."""
+        """Capture the graphs of ``key``, unless they exist."""
         self._pass_for(key)
 
     def prepare_watched(self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int) -> None:
-        """The same of watched passes."""
+        """Capture the graphs of a watched pass, unless they exist."""
         self._watched_for(self._watch_key(chunks, watch, depth)[0])
 
     def _pass_for(self, key: PassKey) -> _Pass:
@@ -205,7 +204,7 @@ class PassGraphs:
     def _watch_key(
         self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int
     ) -> tuple[_WatchKey, HostSpans, HostSpans]:
-        """What a watched pass is made for, and its lists."""
+        """The key of a watched pass, and its span lists."""
         spans = self.attention.planner.host_spans(chunks)
         watched = host_spans(watched_chunks(chunks, watch), WATCHED_ROWS)
         rows = capacity_for(spans, _padded(sum(len(chunk.positions) for chunk in chunks)))
@@ -219,7 +218,7 @@ class PassGraphs:
         return key, spans, watched
 
     def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[PendingLoad]) -> float:
-        """Run a pass; returns when its launches began, on the clock `time.perf_counter`."""
+        """Run a pass; returns the time of its first launch, on the clock `time.perf_counter`."""
         launched = time.perf_counter()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
             wait_for_layer(awaited, stop)
@@ -234,28 +233,28 @@ class PassGraphs:
             self._fetched.synchronize()
 
     def _load(
-        self, table: IntArray, wanted: Sequence[int], late_rows: Sequence[LateRows] = ()
+        self, table: IntArray, logit_rows: Sequence[int], late_rows: Sequence[LateRows] = ()
     ) -> None:
-        """Write the numbers of the rows, and bring the states of those that enter late."""
-        self._rows.load(table, wanted, [some.rows for some in late_rows])
-        for some in late_rows:
-            rows = to_device(torch.from_numpy(some.rows), self.model.device)
-            self._late_states[rows] = some.hidden
+        """Write the row table and the hidden states of late rows."""
+        self._rows.load(table, logit_rows, [late.rows for late in late_rows])
+        for late in late_rows:
+            rows = to_device(torch.from_numpy(late.rows), self.model.device)
+            self._late_states[rows] = late.hidden
 
     @cached_property
     def has_units(self) -> bool:
-        """Whether the device reads span lists by their units, in every layer."""
+        """Whether every layer reads span lists by units."""
         k_pages = self.attention.pool.layer(0)[0]
         return all(hopper_attention.serves(k_pages, rule) for rule in self.attention.rules)
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """Where first runs are: one stream, since each keeps the memory that it ever took."""
+        """The single stream of first runs, because each stream keeps its memory."""
         return torch.cuda.Stream(self.model.device)
 
     @cached_property
     def _late_states(self) -> Tensor:
-        """The hidden states of rows that enter behind the first layer; of others, anything."""
+        """The hidden states of late rows; other rows are undefined."""
         size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
         return torch.zeros(size, dtype=model.dtype, device=model.device)
 
@@ -287,8 +286,8 @@ class PassGraphs:
     def _cut(
         self, run: Callable[[Within], Tensor], depth: int
     ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
-        """Capture ``run``, a pass through the first ``depth`` layers, in stretches."""
-        # a first run compiles kernels and makes what must not be made in a capture; it has no rows
+        """Capture ``run``, a pass through the first ``depth`` layers, in pieces."""
+        # a first run without rows compiles kernels and allocates, which a capture must not do
         self._await_fetch()
         self._rows.clear()
         starts, side = stretches(depth), self._side
@@ -341,7 +340,7 @@ class PassGraphs:
 
 
 def no_rows(layer: int, hidden: Tensor) -> Tensor:
-    """The hook that lets no row pass."""
+    """The hook that drops all rows."""
     return hidden[:0]
 
 
@@ -350,7 +349,7 @@ def _padded(num_rows: int) -> int:
 
 
 def capacity_for(spans: HostSpans, rows: int) -> SpanCapacity:
-    """One of few capacities that hold ``spans``, since each has graphs of its own."""
+    """A capacity for ``spans``: one of few, because each needs separate graphs."""
     words = spans.num_mask_words
     return SpanCapacity(
         rows,

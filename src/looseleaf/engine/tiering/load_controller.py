@@ -1,14 +1,13 @@
-"""The loading controller: from where a document comes, and how much is computed again meanwhile.
+"""The load controller: it chooses the tier of each document, and the recompute ratio of a load.
 
-CacheBlend (arXiv 2405.16444, section 5.1) balances two times, per layer, since a layer is computed
-while the next one loads: ``T_load``, what a tier takes for the documents, and ``T_recompute(r)``,
-what the model takes for a share r of their tokens. A smaller r than where they are equal saves
-nothing, so r is raised to it; a tier is worth asking if loading from it is quicker than computing
-the documents. Both times are measured, none is assumed.
+CacheBlend (arXiv 2405.16444, section 5.1) balances two times per layer, because a layer computes
+while the next one loads. ``T_load`` is the load time of the documents. ``T_recompute(r)`` is the
+compute time of a share r of their tokens. A ratio below their balance saves no time, so r is raised
+to it. Documents load only if that is expected to be faster than computing them. Both times are
+measured.
 
-``T_load`` is not the same for every r: passes of few rows are replayed, those of more are launched
-kernel by kernel, and threads that load wait for the interpreter then. Where that costs more than a
-twentieth, r is raised as far as passes replay."""
+``T_load`` depends on r: long passes launch kernel by kernel, and loading threads then wait for the
+interpreter. If that costs more than 5 %, r is raised only as far as passes replay."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
@@ -24,25 +23,25 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.prompt.placements import DocumentUse, TextRun
 from looseleaf.tiers import Tiers
 
-# a tier that is too slow is tried again after so many documents were computed instead
+# documents that are computed instead of loaded before a slow tier is tried again
 _TRY_AGAIN = 16
-# and one that is left for a quicker one if it is expected to take at most so many times as long
+# a tier is tried again only if it is expected to be at most this many times slower
 _NEAR = 4.0
-# so many times as long may loads take for a larger budget
+# largest slowdown of loads that a larger budget is worth
 _WORTH = 1.05
 
 
 @dataclass(eq=False)
 class Trials:
-    """Of a tier that is always left for another nothing new would be heard, so each is tried now
-    and then: if it is expected to take at most `_NEAR` times as long, and so seldom that what is
-    lost by it is a sixteenth of what loads take."""
+    """Trials of slower tiers, whose speed would otherwise never be measured again.
+
+    A tier is tried if it is at most `_NEAR` times slower, and so rarely that trials cost a
+    sixteenth of the load time."""
 
     _left: dict[str, int] = field(default_factory=dict)
 
     def choose(self, quickest: str, seconds: Mapping[str, float]) -> str:
-        """The ``quickest`` of tiers that are expected to take so many ``seconds``, or one that is
-        to be tried."""
+        """The ``quickest`` tier by expected ``seconds``, or a tier whose trial is due."""
         best = seconds[quickest]
         self._left.pop(quickest, None)
         for name, expected in seconds.items() if best else ():
@@ -57,9 +56,10 @@ class Trials:
 
 @dataclass(eq=False)
 class LoadingController:
-    """Decides for one engine, whose model has ``num_layers``, and whose passes behind loads replay
-    up to so many rows; ``replayed_rows`` is None where launching a pass takes nothing from
-    loads."""
+    """The load controller of one engine, whose model has ``num_layers``.
+
+    Passes that wait for loads replay up to ``replayed_rows`` rows; None if launches do not slow
+    down loads."""
 
     tiers: Tiers
     compute_time: ComputeTime
@@ -75,7 +75,7 @@ class LoadingController:
         uses: Rows[DocumentUse],
         found: Mapping[SegmentKey, Rows[str]],
     ) -> dict[SegmentKey, str]:
-        """The tier that each document comes from; one that is quicker to compute is left out."""
+        """The tier of each document; documents that are faster to compute are left out."""
         if not uses:
             return {}
         lengths = {use.key: use.num_tokens for use in uses}
@@ -102,11 +102,11 @@ class LoadingController:
     def balance(
         self, fuse: Fuse, sequence: Sequence, found: Mapping[SegmentKey, Rows[str]]
     ) -> tuple[Fuse, float]:
-        """``fuse`` with the largest budget whose tokens can be computed again in the time that the
-        documents take to load, or its own if that is larger; and the share of tokens that this is.
+        """``fuse`` with the largest budget that computes within the load time of the documents, at
+        least its own budget, and the share of tokens of that budget.
 
-        Documents that are computed sooner than loaded take no time to load. ``sequence`` blends
-        nothing and has not been admitted."""
+        Documents that are faster to compute have no load time. ``sequence`` blends nothing and has
+        not been admitted."""
         uses = [use for use in sequence.documents if use.key in found]
         coming = {use.key: use.num_tokens for use in uses}
         places = self._places(coming, found)
@@ -127,8 +127,8 @@ class LoadingController:
     def load_seconds(
         self, lengths: Mapping[SegmentKey, int], chosen: Mapping[SegmentKey, str]
     ) -> float | None:
-        """How long documents of these lengths take to load, each from its tier; tiers load side by
-        side. None if nothing is known of one."""
+        """The load time of documents of these lengths; tiers load in parallel. None if a tier has
+        no measurement."""
         slowest = 0.0
         size = {n: self.tiers.num_bytes(n) for n in set(lengths.values())}
         for tier in set(chosen.values()):
@@ -143,7 +143,7 @@ class LoadingController:
         self, lengths: Mapping[SegmentKey, int], found: Mapping[SegmentKey, Rows[str]]
     ) -> dict[SegmentKey, str]:
         def seconds(name: str, tokens: Rows[int]) -> float:
-            # one of which nothing is known comes first, for it to be known
+            # a tier without a measurement comes first, so that it is measured
             return self.tiers.predict(name, [self.tiers.num_bytes(n) for n in tokens]) or 0.0
 
         return places_of(lengths, found, seconds)
@@ -154,7 +154,7 @@ class LoadingController:
         found: Mapping[SegmentKey, Rows[str]],
         chosen: dict[SegmentKey, str],
     ) -> dict[SegmentKey, str]:
-        """``chosen``, or another tier that has all of the documents too and is to be tried."""
+        """``chosen``, or another tier with all documents whose trial is due."""
         used, common = set(chosen.values()), set.intersection(*(set(found[key]) for key in lengths))
         if len(used) > 1 or not common - used:
             return chosen
@@ -163,14 +163,13 @@ class LoadingController:
         return dict.fromkeys(lengths, self._trials.choose(used.pop(), seconds))
 
     def _encoding_seconds(self, uses: Rows[DocumentUse]) -> float | None:
-        """How long it takes to compute documents, each by itself."""
+        """The compute time of documents, each encoded separately."""
         rows = sum(use.num_tokens for use in uses)
         each = [(use.num_tokens, use.num_tokens + use.part.context_length) for use in uses]
         return self.compute_time.predict(rows, count_pairs(each))
 
     def _ahead_seconds(self, sequence: Sequence, coming: Container[SegmentKey]) -> float | None:
-        """How long it takes to compute what does not wait for documents that are ``coming``: the
-        text before the first, and documents that no tier has."""
+        """The compute time that does not wait for loads: the lead, and documents without a tier."""
         lead = sequence.lead
         each = [] if lead is None else [_left_of(lead)]
         for use in sequence.owned:
@@ -180,7 +179,7 @@ class LoadingController:
         return self.compute_time.predict(rows, count_pairs(each)) if rows else 0.0
 
     def _own_pass(self, sequence: Sequence) -> tuple[int, float | None]:
-        """The sequence's rows behind documents, and how long they take once these are there."""
+        """The sequence's rows after documents, and their compute time after the loads."""
         text = [_left_of(run) for run in sequence.runs if run is not sequence.lead]
         rows, pairs, fusion = sum(num for num, _ in text), count_pairs(text), sequence.fusion
         blends = False
@@ -193,21 +192,19 @@ class LoadingController:
         return rows, self.compute_time.predict(rows, pairs, blends=blends)
 
     def passes_over(self, loading: float, computing: float, names: Iterable[str]) -> bool:
-        """Whether documents are computed though tiers of these ``names`` have them, by what either
-        is expected to take."""
+        """Whether documents are computed instead of loaded from tiers of these ``names``."""
         return loading > computing and not _try_again(self._passed_over, names)
 
     def _replays(self, rows: int) -> bool:
         return self.replayed_rows is None or rows <= self.replayed_rows
 
     def _slowdown(self, names: Iterable[str]) -> float:
-        """How many times as long loads from tiers of these ``names`` take beside launches, as far
-        as is known."""
+        """The slowdown of loads beside launches, largest of the tiers ``names``; 1 if unknown."""
         return max((self.tiers.slowdown(name) or 1.0 for name in names), default=1.0)
 
     def _holds_back(self, names: Iterable[str]) -> bool:
-        """Whether a pass that replays stays one that does: loads beside others take longer, or
-        nobody knows yet how long those beside this one take."""
+        """Whether a replaying pass must stay small enough to replay, because launches slow down
+        loads, or because that slowdown is unknown."""
         used = set(names)
         if any(self.tiers.slowdown(name) is None for name in used):
             return True
@@ -215,13 +212,13 @@ class LoadingController:
 
 
 def _left_of(run: TextRun) -> tuple[int, int]:
-    """Rows of a run that no cache has, and the keys up to its end."""
+    """Uncached rows of a run, and the keys up to its end."""
     return run.num_tokens - run.computed, run.start + run.num_tokens
 
 
 def _is_foreseen(sequence: Sequence) -> bool:
-    """Whether what a sequence does until its first token is known when it is admitted: it waits for
-    no other's documents, and chooses tokens without passes that look for them."""
+    """Whether the time to the first token is predictable at admission: the sequence waits for no
+    document of another sequence, and needs no token scoring."""
     owned = {use.key for use in sequence.owned}
     waits = any(
         use.segment is not None and not use.segment.ready and use.key not in owned
@@ -232,14 +229,13 @@ def _is_foreseen(sequence: Sequence) -> bool:
 
 
 def _try_again(passed: dict[str, int], names: Iterable[str]) -> bool:
-    """Whether one of ``names`` was ``passed`` over so often that it is to be tried again; counts
-    that once more."""
-    again = False
+    """Whether a trial of one of ``names`` is due; also increments their counts in ``passed``."""
+    due = False
     for name in dict.fromkeys(names):
         times = passed.get(name, 0) + 1
-        again = again or times >= _TRY_AGAIN
+        due = due or times >= _TRY_AGAIN
         passed[name] = 0 if times >= _TRY_AGAIN else times
-    return again
+    return due
 
 
 def places_of(
@@ -247,10 +243,10 @@ def places_of(
     found: Mapping[SegmentKey, Rows[str]],
     seconds: Callable[[str, Rows[int]], float],
 ) -> dict[SegmentKey, str]:
-    """The tier for each document of ``lengths``, by the expected ``seconds`` of a tier for some.
+    """The tier of each document of ``lengths``, by the expected ``seconds`` of a tier.
 
-    One tier for all of them, if one has them all: threads that read from several places at once are
-    in each other's way, and in the model's."""
+    One tier loads all documents if it has them all, because parallel reads from several tiers slow
+    each other and the model down."""
 
     def quickest(names: Rows[str], tokens: Rows[int]) -> str:
         return names[0] if len(names) == 1 else min(names, key=lambda n: seconds(n, tokens))
@@ -269,9 +265,8 @@ def afforded(
     compute_time: ComputeTime,
     most_rows: int | None = None,
 ) -> tuple[Fuse, float]:
-    """``fuse`` with the largest budget whose tokens, and the sequence's text, can be computed in so
-    many seconds and are ``most_rows``, or its own if that is larger; and the share of tokens that
-    this is, of those that it may choose from.
+    """``fuse`` with the largest budget that computes within ``seconds`` and ``most_rows``, together
+    with the sequence's text, and its share of the candidates. At least its own budget.
 
     ``sequence`` blends nothing and has not been admitted."""
     lengths = [use.num_tokens for use in candidates(sequence)]
@@ -283,7 +278,7 @@ def afforded(
         predicted = pass_seconds(larger, sequence, compute_time)
         return predicted is not None and predicted <= seconds
 
-    # of what is replaced as a whole nothing is read: all may be cheaper than nearly all
+    # a share of 1 may be cheaper than one just below, because replaced documents are not read
     low, high = (1.0, 1.0) if fits(1.0) else (0.0, 1.0)
     while high - low > 0.002:
         middle = (low + high) / 2
@@ -293,25 +288,23 @@ def afforded(
 
 
 def candidates(sequence: Sequence) -> Rows[DocumentUse]:
-    """The documents whose tokens a policy may choose: all behind the first one that does not stand
-    directly behind what it was encoded behind."""
+    """The documents with candidate tokens: the first one that is not exact, and all later ones."""
     uses = sequence.documents
     return uses[next((n for n, use in enumerate(uses) if not is_exact(use)), len(uses)) :]
 
 
 def pass_rows(fuse: Fuse, sequence: Sequence) -> int:
-    """Rows of a sequence's text and of the tokens that ``fuse`` computes again, at most."""
+    """The most rows of a sequence's text and of the tokens that ``fuse`` computes again."""
     chosen = again(fuse, [use.num_tokens for use in candidates(sequence)])
     return chosen + sum(run.num_tokens for run in sequence.runs)
 
 
 def pass_seconds(fuse: Fuse, sequence: Sequence, compute_time: ComputeTime) -> float | None:
-    """How long a sequence's text takes with the tokens that ``fuse`` computes again; None if that
-    is not known. It blends nothing yet."""
+    """The compute time of a sequence's text and the tokens of ``fuse``; None if unknown."""
     uses = candidates(sequence)
     lengths = [use.num_tokens for use in uses]
     chosen, total = again(fuse, lengths), max(1, sum(lengths))
-    # which tokens these will be is not known: they read what those in the middle read
+    # before the choice, tokens count with the mean position of the candidates
     middle = sum(use.num_tokens * (use.start + use.num_tokens / 2) for use in uses) / total
     text = [(run.num_tokens, run.start + run.num_tokens) for run in sequence.runs]
     behind = sum(run.num_tokens for run in sequence.runs if uses and run.start > uses[0].start)
@@ -320,38 +313,35 @@ def pass_seconds(fuse: Fuse, sequence: Sequence, compute_time: ComputeTime) -> f
 
 
 def _patch_pairs(chosen: int, candidates: int, text_rows: int) -> int:
-    """Pairs that a patch of so many ``chosen`` tokens adds: what it replaces is passed over, but
-    for documents that are replaced as a whole."""
+    """Pairs that a patch of ``chosen`` tokens adds; 0 if it replaces all candidates."""
     return 0 if chosen == candidates else chosen * (chosen + 1) // 2 + chosen * text_rows
 
 
 def timed(fuse: Fuse, sequence: Sequence, compute_time: ComputeTime) -> tuple[Fuse, float]:
-    """A policy whose budget is a time, with the budget that this is now; and its share."""
+    """A policy with a budget in seconds, as a current budget of tokens, and its share."""
     assert fuse.seconds is not None, "the budget is a time"
     nothing = {"tokens": 0} if fuse.selector == "first" else {"ratio": 0.0}
     return afforded(replace(fuse, seconds=None, **nothing), sequence, fuse.seconds, compute_time)
 
 
 def raised(fuse: Fuse, share: float, lengths: Rows[int]) -> Fuse:
-    """``fuse`` with a budget of ``share`` of documents of these lengths, if that is more than its
-    own: a ratio, or so many first tokens of each."""
+    """``fuse`` with a budget of ``share`` of documents of these lengths, at least its own."""
     if fuse.ratio is not None:
         return replace(fuse, ratio=max(fuse.ratio, share))
-    total, given = sum(lengths), fuse.tokens or 0
-    wanted = share * total
+    least, target = fuse.tokens or 0, share * sum(lengths)
     if fuse.selector != "first":
-        return replace(fuse, tokens=max(given, int(wanted)))
-    # documents shorter than the budget give what they have
-    low, high = given, max([given, *lengths])
+        return replace(fuse, tokens=max(least, int(target)))
+    # a document shorter than the budget contributes its length
+    low, high = least, max([least, *lengths])
     while low < high:
         middle = (low + high + 1) // 2
-        enough = sum(min(middle, n) for n in lengths) <= wanted
+        enough = sum(min(middle, n) for n in lengths) <= target
         low, high = (middle, high) if enough else (low, middle - 1)
     return replace(fuse, tokens=low)
 
 
 def again(fuse: Fuse, lengths: Rows[int]) -> int:
-    """How many tokens of documents of these lengths a policy computes again, at most."""
+    """The most tokens of documents of these lengths that a policy computes again."""
     if fuse.ratio is not None:
         return Budget(ratio=fuse.ratio).count(sum(lengths))
     tokens = fuse.tokens or 0

@@ -1,4 +1,4 @@
-"""Documents that come from a tier and go to one: what the engine does about them between two steps.
+"""Tiering: loads from tiers and copies to tiers, between two steps of the engine.
 
 A document that is missing from the pool gets its pages as ever; if a tier has it and is expected to
 be quicker than computing it, it is *arriving* instead of owned. Whoever reads it waits as for one
