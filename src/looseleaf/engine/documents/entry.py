@@ -1,4 +1,4 @@
-"""One registered document: its text, what computes or hosts it, what is counted and told of it."""
+"""A registered document: its text, its computations, its counters and its public report."""
 
 import time
 from collections.abc import Iterable
@@ -50,12 +50,12 @@ class DocumentInfo:
 
 @dataclass(eq=False)
 class Registered:
-    """A registered document with the segments it has, by key: one for each context.
+    """A registered document with its segments by key, one for each context.
 
-    ``ahead`` are the contexts that it is registered for, ``warming`` the requests that compute it,
-    ``error`` why the latest of these failed, if it did; ``hostings`` what hosts it outside of the
-    pool, the latest last. ``stored`` is, by context, whether a tier has it.
-    """
+    ``ahead`` are the contexts of its registrations, ``others`` the contexts that requests used.
+    ``warming`` are the requests that compute it, ``error`` is the error of the latest one.
+    ``hostings`` are its jobs for host memory, the latest last. ``stored`` is, by context, whether a
+    tier has it."""
 
     id: str
     salt: str
@@ -75,25 +75,25 @@ class Registered:
 
     @property
     def hosting(self) -> HostingJob | None:
-        """The latest of what hosts it, None if it is not hosted."""
+        """The latest job for host memory; None without one."""
         return next(reversed(self.hostings.values()), None)
 
     def host(self, job: HostingJob) -> None:
-        """Have ``job`` host it; one before it that had the same context has been counted then."""
+        """Add ``job``; counts and replaces an earlier job with the same context."""
         known = self.hostings.pop(job.segment.key, None)
         if known is not None and known is not job and known.seconds is not None:
             self.computed, self.seconds = self.computed + 1, known.seconds
         self.hostings[job.segment.key] = job
 
     def is_stored(self, hostings: Iterable[HostingJob]) -> bool | None:
-        """Whether a tier has all contexts, and the disk these hosted ones; None if that is not
-        known of any of them, or there are none."""
+        """Whether a tier has all contexts and the disk all ``hostings``; None if any is unknown or
+        there are none."""
         stored = [*map(self.stored.get, self.ahead), *(job.stored for job in hostings)]
         return None if None in stored or not stored else all(stored)
 
     @property
     def failure(self) -> LooseleafError | None:
-        """Why the latest computation ahead failed, None if it did not."""
+        """The error of the latest computation ahead; None if it succeeded."""
         if self.hosting is not None and self.hosting.error is not None:
             return as_looseleaf_error(self.hosting.error)
         return self.error
@@ -104,12 +104,12 @@ class Registered:
 
 
 def content_key(keys: KeySpace, tokens: tuple[int, ...] | npt.NDArray[np.int32]) -> SegmentKey:
-    """What a document is apart from its contexts."""
+    """The key of a document's content, independent of its contexts."""
     return keys.document(keys.root, tokens)
 
 
 def count_source(entries: Iterable[Registered], sequence: Sequence, source: DocumentSource) -> None:
-    """Count where a document came from under every id that it has."""
+    """Count the source of a document under each of its ids."""
     for entry in entries:
         if source == "computed":
             entry.computed += 1

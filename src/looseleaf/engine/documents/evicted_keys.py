@@ -1,8 +1,7 @@
-"""Contexts of registered documents that have left the pool: a tier may still have them.
+"""Evicted keys: contexts of registered documents that were evicted from the pool.
 
-They are remembered so that a document which is deleted leaves nothing behind. A document that is
-used behind ever new texts has ever more of them; what no tier has any more is dropped now and then.
-"""
+A tier may still store them, and deleting the document must delete them too. Keys that no tier has
+are dropped from time to time, because a document may have ever more contexts."""
 
 from dataclasses import dataclass, field
 
@@ -14,15 +13,15 @@ _FEW = 256
 
 @dataclass(eq=False)
 class EvictedSegmentKeys:
-    """Keys by content, which is what a document is apart from its contexts."""
+    """Evicted keys by the content key of their document."""
 
     tiers: Tiers | None
     _keys: dict[SegmentKey, set[SegmentKey]] = field(default_factory=dict)
-    # how many of a content are asked about next
+    # number of keys of a content at which the tiers are searched next
     _most: dict[SegmentKey, int] = field(default_factory=dict)
 
     def add(self, content: SegmentKey, key: SegmentKey) -> None:
-        """A context is in the pool no more."""
+        """Add a context that was evicted from the pool."""
         if self.tiers is None:
             return
         keys = self._keys.setdefault(content, set())
@@ -32,17 +31,17 @@ class EvictedSegmentKeys:
             self._most[content] = max(_FEW, 2 * len(keys))
 
     def discard(self, content: SegmentKey, key: SegmentKey) -> None:
-        """A context is in the pool again."""
+        """Remove a context that is in the pool again."""
         self._keys.get(content, set()).discard(key)
 
     def take(self, content: SegmentKey) -> set[SegmentKey]:
-        """All of a content that nobody has any more; they are forgotten here."""
+        """Remove and return all keys of a content."""
         self._most.pop(content, None)
         return self._keys.pop(content, set())
 
     def _drop_gone(self, tiers: Tiers, keys: set[SegmentKey]) -> None:
         gone = keys - tiers.find(list(keys)).keys()
-        # of one that did not answer in time they may be there: what is forgotten here must not stay
+        # a tier that timed out may still have them, so they are deleted there too
         if gone:
             tiers.delete(list(gone))
         keys -= gone

@@ -1,7 +1,6 @@
-"""A document on its way to be hosted: what is known of it meanwhile, and the pass that computes it.
+"""Host prefill: the job and the chunked pass that compute a host-resident document.
 
-It is computed chunk by chunk, each of which sees what the document sees and all of the document
-before; then its index is built, by whoever holds the job."""
+Each chunk reads the document's context and the earlier chunks. The job then builds the index."""
 
 import threading
 import time
@@ -29,13 +28,12 @@ class Forgotten(Exception):
 
 @dataclass(eq=False)
 class HostingJob:
-    """A document on its way: ``context`` tokens that it sees, then its own.
+    """The job of a host-resident document: ``context`` tokens that it reads, then its ``tokens``.
 
-    ``stage`` is what is done now; ``on_progress`` hears of it, of how much is done and how much
-    there is: tokens, then indexes. It may be called from another thread. ``asked`` is how many wait
-    for it: none where all were interrupted. ``seconds`` is how long it took from when it ``began``,
-    None before, and if it was there already. ``stored`` is whether
-    the disk has it, None without a disk and before that is known."""
+    ``on_progress`` is called, possibly from another thread, with the ``stage``, the completed items
+    and their total: tokens, then indexes. ``asked`` is the number of waiting callers, 0 if all were
+    interrupted. ``seconds`` is the time since it ``began``, None before its end or if it was ready
+    already. ``stored`` is whether the disk has it, None without a disk or before that is known."""
 
     segment: HostedSegment
     context: tuple[int, ...]
@@ -54,24 +52,24 @@ class HostingJob:
     seconds: float | None = None
 
     def tell(self, done: int, total: int) -> None:
-        """Say how far it is; raises `Forgotten` where that is no longer wanted."""
+        """Report progress; raises `Forgotten` if the document was deleted."""
         if self.stage == "forgotten":
             raise Forgotten
         if self.on_progress is not None:
             self.on_progress(self.stage, done, total)
 
     def let_go(self) -> None:
-        """Give back the memory of a document that has failed."""
+        """Release the memory of a failed document."""
         segment, self.pass_over = self.segment, None
         segment.kv, segment.queries_of = segment.kv[..., :0, :].clone(), []
         segment.filled = 0
 
 
 class HostedPass:
-    """The prefill of a hosted document; what its layers call for attention.
+    """The prefill of a host-resident document, called by its layers as attention.
 
-    The tokens that the document sees come first and stay as they are; then the document, a chunk at
-    a time. Nothing but the chunk and the document's own keys and values takes memory."""
+    It computes the context first, then the document chunk by chunk. It allocates memory only for
+    the chunk and for the keys and values of context and document."""
 
     def __init__(
         self,
@@ -93,10 +91,10 @@ class HostedPass:
         ]
 
     def advance(self, model: Decoder, most: int) -> None:
-        """Compute what it sees, or the next ``most`` tokens."""
+        """Compute the context, or the next ``most`` tokens of the document."""
         segment, context = self.job.segment, self.job.context
         if not self.context_done:
-            # an interrupt may have left the first layers of it
+            # an interrupted call may have left its first layers
             self.context.clear()
             model.forward(torch.tensor(context, device=model.device), self)
             self.context_done = True
@@ -132,7 +130,7 @@ class HostedPass:
         return merge_all(states).out.to(dtype)
 
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
-        """Keep the chunk's queries that the index is to learn from."""
+        """Store the chunk's queries from which the index learns."""
         lower, upper = torch.searchsorted(self.sampled, torch.tensor([first, stop])).tolist()
         rows = self.sampled[lower:upper] - first
         kept = q[rows.to(q.device)].transpose(0, 1)
@@ -140,12 +138,11 @@ class HostedPass:
 
 
 def _sampled(job: HostingJob, group: int) -> Tensor:
-    """Tokens whose queries are kept, rising: with all heads of a KV head as many as are learnt
-    from, and some to measure with."""
+    """Ascending tokens whose queries are stored, for the index to learn from and to measure."""
     config, num_tokens = job.config, len(job.tokens)
     if config.kind not in LEARNING:
         return torch.arange(0)
     heads = group if config.per == "kv_head" else 1
-    wanted = min(num_tokens, round(1.1 * config.sample * num_tokens / heads) + 64)
+    count = min(num_tokens, round(1.1 * config.sample * num_tokens / heads) + 64)
     generator = torch.Generator().manual_seed(config.seed)
-    return torch.randperm(num_tokens, generator=generator)[:wanted].sort().values
+    return torch.randperm(num_tokens, generator=generator)[:count].sort().values

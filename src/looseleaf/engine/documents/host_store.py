@@ -1,4 +1,4 @@
-"""Hosted documents in a tier: keys and values as one record, with their index beside them."""
+"""Storage of host-resident documents in a tier: one record of keys and values, and its index."""
 
 import hashlib
 import logging
@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 
 def stored_key(key: SegmentKey) -> SegmentKey:
-    """The name in a tier: not that of the same document in pages, which has another shape."""
+    """The key in a tier, which differs from the key of the same document in pages."""
     return SegmentKey(hashlib.blake2b(b"hosted" + key, digest_size=32).digest())
 
 
 def is_stored(tier: DiskTier | None, key: SegmentKey) -> bool:
-    """Whether a tier, if there is one, has something of a document."""
+    """Whether a tier has a record of the document; False without a tier."""
     try:
         return tier is not None and tier.contains([stored_key(key)])[0]
     except TierFault:
@@ -33,8 +33,9 @@ def is_stored(tier: DiskTier | None, key: SegmentKey) -> bool:
 
 
 def store(tier: DiskTier | None, job: HostingJob) -> bool | None:
-    """Keep a document with its index. Returns whether both are kept, None without a tier; the log
-    says why not."""
+    """Store a document with its index. Returns whether both are stored; None without a tier.
+
+    A failure is logged."""
     segment = job.segment
     if tier is None or segment.index is None:
         return None
@@ -43,7 +44,7 @@ def store(tier: DiskTier | None, job: HostingJob) -> bool | None:
         stored_key(segment.key),
         segment.num_tokens,
         kv.shape[0],
-        # a page of its own for the whole of it
+        # one page for the whole document
         (2, 1, kv.shape[2], kv.shape[3], kv.shape[4]),
         dtype_name(kv.dtype),
         kv[0].numel() * kv.element_size(),
@@ -54,7 +55,7 @@ def store(tier: DiskTier | None, job: HostingJob) -> bool | None:
         arrays = {n: torch.from_numpy(a.copy()) for n, a in segment.index.arrays().items()}
         kept = tier.put_sidecar(record.key, _SIDECAR, arrays)
     except TierFault as error:
-        # a tier that fails costs the next start time, and nothing now
+        # a failed write only makes the next start slower
         tier.counters.count_fault(error.kind)
         _log.warning("a hosted document is not kept on disk: %s", error)
         return False
@@ -68,8 +69,10 @@ def store(tier: DiskTier | None, job: HostingJob) -> bool | None:
 
 
 def load(tier: DiskTier | None, segment: HostedSegment, config: IndexConfig) -> bool:
-    """Take keys, values and index from the tier; False if they are not all there and sound. Of one
-    with another index keys and values stay, where the new one learns from nothing else."""
+    """Load keys, values and index from the tier; False if any of them is missing or damaged.
+
+    With another index configuration the keys and values are kept, unless the index learns from
+    queries."""
     if tier is None:
         return False
     index = None
@@ -82,7 +85,7 @@ def load(tier: DiskTier | None, segment: HostedSegment, config: IndexConfig) -> 
     except (TierFault, LooseleafError) as error:
         _log.info("a hosted document is not taken from disk as it is: %s", error)
     if index is None or index.config != config:
-        # the queries to learn from are nowhere: only computing the document yields them
+        # queries are not stored, so an index that learns needs a new prefill
         segment.filled = 0 if config.kind in LEARNING else segment.filled
         return False
     segment.index = index

@@ -1,8 +1,8 @@
-"""Documents that are hosted: computed once into the host's memory, indexed, and never in the pool.
+"""Host-resident documents: computed once into host memory, indexed, and never in the pool.
 
-A hosted document may be longer than the pool. It is computed chunk by chunk in the engine's steps,
-beside the requests; its index is built on a thread of its own, since that takes longest and no
-request must wait for it. With a tier both are stored, and a new process takes them from there."""
+Such a document may be longer than the pool. The engine's steps compute it chunk by chunk beside
+requests. A separate thread builds its index, so that no request waits. With a tier both are stored,
+and a new process loads them."""
 
 import logging
 import shutil
@@ -38,14 +38,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Indexing:
-    """What an engine is indexing, and the threads that do. It knows nothing of the engine, so that
-    it may outlive it."""
+    """The indexing jobs of an engine and their threads, without a reference to the engine."""
 
     jobs: Mapping[SegmentKey, HostingJob]
     threads: list[threading.Thread]
 
     def close(self) -> None:
-        """End the threads, each behind the index that it is at; finished ones are kept on disk."""
+        """End each thread after its current index; finished indexes stay on disk."""
         for job in list(self.jobs.values()):
             if job.stage in ("loading", "indexing"):
                 job.stage = "forgotten"
@@ -54,11 +53,11 @@ class Indexing:
 
 @dataclass(eq=False)
 class Hosting:
-    """The hosted documents of an engine. Only `find` and a job's event are for any thread.
+    """The host-resident documents of an engine. Only `find` and a job's event are thread-safe.
 
-    ``folder`` keeps finished parts of indexes, so that a build that was killed goes on; ``tier``
-    keeps whole documents with their index. ``wake`` is called when a document is ready; ``enlist``
-    has `step` called before steps."""
+    ``folder`` stores finished parts of indexes, from which an interrupted build continues. ``tier``
+    stores documents with their index. ``wake`` is called when a document is ready; ``enlist`` makes
+    the engine call `step` between steps."""
 
     model: Decoder
     attention: PagedAttention
@@ -78,24 +77,27 @@ class Hosting:
 
     @classmethod
     def create(cls, runner: Runner, keys: KeySpace, config: EngineConfig) -> "Hosting":
-        """None are hosted yet. With a ``disk_path`` they are kept in the folder ``hosted`` there,
-        at most ``disk_gib`` of them; a folder that can't be used costs time, and no document."""
+        """The hosting of an engine, without documents.
+
+        With a ``disk_path`` its folder ``hosted`` stores at most ``disk_gib`` of documents. An
+        unusable folder is logged; documents are then computed again at the next start."""
         on_gpu = runner.model.device.type == "cuda"
-        made = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
+        hosting = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
         tiers = config.tiers
         if tiers.disk_path is not None:
             root = Path(tiers.disk_path).expanduser() / HOSTED
             try:
-                books = int(tiers.disk_gib * 2**30), tiers.tier_ttl, tiers.tenant_share
-                made.tier = DiskTier(root, Ledger(*books))
-                made.folder = root / "indexing"
+                num_bytes = int(tiers.disk_gib * 2**30)
+                ledger = Ledger(num_bytes, tiers.tier_ttl, tiers.tenant_share)
+                hosting.tier = DiskTier(root, ledger)
+                hosting.folder = root / "indexing"
             except TierFault as error:
                 _log.warning("hosted documents are not kept on disk: %s", error)
-        return made
+        return hosting
 
     @property
     def indexing(self) -> Indexing:
-        """What is indexed, now and later."""
+        """The current and future indexing jobs."""
         return Indexing(self._jobs, self._threads)
 
     @property
@@ -105,12 +107,12 @@ class Hosting:
 
     @property
     def is_done(self) -> bool:
-        """Whether no document is on its way."""
+        """Whether all jobs have ended."""
         return not self._jobs
 
     @property
     def counters(self) -> HostedCounters | None:
-        """What was read so far, None where nothing can be."""
+        """The counters of reads; None if the attention can't read host memory."""
         hosted = self.attention.hosted
         return None if hosted is None else replace(hosted.counters)
 
@@ -119,12 +121,13 @@ class Hosting:
         return self._segments.get(key)
 
     def is_coming(self, key: SegmentKey) -> bool:
-        """Whether the document of ``key`` is on its way, and was not there before."""
+        """Whether a job computes the document of ``key`` for the first time."""
         return key in self._jobs and key not in self._segments
 
     def forget(self, key: SegmentKey) -> bool:
-        """Drop a document, there or on its way, from memory and from the tier; whoever reads it now
-        goes on. Whether it was there."""
+        """Drop a document and its job from memory and tier; returns whether it was ready.
+
+        Requests that read it continue."""
         with self._lock:
             job, segment = self._jobs.pop(key, None), self._segments.pop(key, None)
         if job is not None:
@@ -145,12 +148,11 @@ class Hosting:
         *,
         beside: bool = False,
     ) -> HostingJob:
-        """Host the document of ``parts`` (`PromptBuilder.from_document`); it is there already if
-        the tier has it, or with ``beside`` soon, when a thread has read it. The job tells when.
+        """Start the job of the document of ``parts`` (`PromptBuilder.from_document`).
 
-        Raises InvalidRequest if it is longer than the positions that the model reads, if scores
-        of the model are not plain inner products, if no kernels can read it, or while it is on its
-        way with another index."""
+        A document in the tier is loaded immediately, or with ``beside`` by a thread. Raises
+        InvalidRequest if it exceeds the model's positions, if the model's scores are not plain
+        inner products, if no kernel reads host memory, or if a job with another index runs."""
         page_size = self.attention.pool.page_size
         request = Request("(hosted)", parts, SamplingParams(max_tokens=1), salt, warms=True)
         sequence = Sequence(request, 0, self.keys, page_size)
@@ -162,7 +164,7 @@ class Hosting:
         if (coming := self._jobs.get(key)) is not None:
             if coming.config == config or coming.asked:
                 return self._ask_again(coming, config, on_progress)
-            # an interrupted call has left it, and nobody else waits for it
+            # an interrupted call left this job without waiting callers
             self._drop(coming)
         segment = self._room(key, len(tokens), config)
         job = HostingJob(segment, context, tokens, config, on_progress, tenant=sequence.tenant)
@@ -180,7 +182,7 @@ class Hosting:
         else:
             job.pass_over = self._make_pass(job)
         self.enlist(self)
-        # only now `step` may find it, and whoever asks again after an interrupt
+        # visible to `step` and to repeated calls only when it is complete
         self._jobs[key] = job
         self._begin_beside(job)
         job.asked += 1
@@ -189,8 +191,7 @@ class Hosting:
     def _ask_again(
         self, job: HostingJob, config: IndexConfig, on_progress: OnProgress | None
     ) -> HostingJob:
-        """A job that is on its way, for one more who waits for it; goes on with one that an
-        interrupt has left, wherever that was."""
+        """The running job, for one more caller; continues a job that an interrupt has stopped."""
         _require_same(job.config, config)
         if not job.asked:
             job.on_progress = on_progress
@@ -199,7 +200,7 @@ class Hosting:
         return job
 
     def _drop(self, job: HostingJob) -> None:
-        """End a job, and nothing else of its document."""
+        """End a job; a ready document stays."""
         with self._lock:
             if self._jobs.get(job.segment.key) is job:
                 del self._jobs[job.segment.key]
@@ -210,28 +211,28 @@ class Hosting:
         return HostedPass(self.model.config, self.attention.rotations, self.attention.rules, job)
 
     def _bring(self, job: HostingJob) -> None:
-        """Load a document, and go on with what the tier does not have of it. Gigabytes are read:
-        requests go on meanwhile."""
+        """Load a document in a thread, then compute or index the parts that the tier lacks."""
         try:
             if self._load(job.segment, job.config):
                 self._end(job, None, loaded=True)
                 return
-            made = None if job.segment.ready else self._make_pass(job)
+            pass_over = None if job.segment.ready else self._make_pass(job)
         except Exception as error:
             self._end(job, error)
             return
         with self._lock:
             if self._jobs.get(job.segment.key) is not job or job.stage == "forgotten":
                 return
-            job.pass_over = made
-            job.stage = "indexing" if made is None else "computing"
+            job.pass_over = pass_over
+            job.stage = "indexing" if pass_over is None else "computing"
         if job.stage == "indexing":
             self._index(job)
         self.wake()
 
     def _room(self, key: SegmentKey, num_tokens: int, config: IndexConfig) -> HostedSegment:
-        """The document with such an index, if it is here; its keys and values alone, if those are
-        and the index learns from nothing else; else room for all of it."""
+        """The document with this index if it is ready, else a new segment.
+
+        The new segment has the known keys and values, unless the index learns from queries."""
         known, shape = self._segments.get(key), self.model.config
         if known is not None and known.index is not None and known.index.config == config:
             return known
@@ -252,7 +253,7 @@ class Hosting:
         if job is None or job.pass_over is None:
             return
         try:
-            # all of it is there if who heard of its last chunk was interrupted
+            # an interrupt of `on_progress` may leave a complete document in this stage
             if not job.segment.ready:
                 job.pass_over.advance(self.model, self.chunk_tokens)
                 job.tell(job.segment.filled, job.segment.num_tokens)
@@ -267,10 +268,10 @@ class Hosting:
         self._begin(job, self._index)
 
     def _begin_beside(self, job: HostingJob) -> None:
-        """Begin what threads do of a job, unless one is at it."""
+        """Start the thread of a job, unless it runs."""
         if job.thread is not None and job.thread.is_alive():
             return
-        # looked at second: a thread that has ended changes no stage any more
+        # checked second, because a thread that has ended no longer changes the stage
         if job.stage in ("loading", "indexing"):
             self._begin(job, self._bring if job.stage == "loading" else self._index)
 
@@ -284,7 +285,7 @@ class Hosting:
             # the system has no more threads
             self._end(job, error)
         finally:
-            # of an interrupt, too, which may come when the thread runs
+            # also after an interrupt, which may come when the thread runs
             both = (*self._threads, thread)
             self._threads[:] = filter(threading.Thread.is_alive, both)
 
@@ -302,7 +303,7 @@ class Hosting:
             segment.queries_of = []
             self.built += 1
             job.stored = store(self.tier, job)
-            # deleted meanwhile, it may be hosted again by another job, whose parts these are
+            # after a deletion the folder may belong to a new job
             if folder is not None and self._jobs.get(segment.key) is job:
                 shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:
@@ -313,10 +314,11 @@ class Hosting:
     def _end(self, job: HostingJob, error: Exception | None, *, loaded: bool = False) -> None:
         key = job.segment.key
         with self._lock:
-            mine, wanted = self._jobs.get(key) is job, key in self._jobs or key in self._segments
-            if mine:
+            is_current = self._jobs.get(key) is job
+            in_use = key in self._jobs or key in self._segments
+            if is_current:
                 if error is not None:
-                    # while it is still on its way, for that may take long
+                    # before the job's removal, because it may take long
                     job.let_go()
                 del self._jobs[key]
                 job.error, job.stage = error, "failed" if error else "ready"
@@ -324,21 +326,21 @@ class Hosting:
                     self._segments[key] = job.segment
                     job.seconds = None if loaded else time.perf_counter() - job.began
                     job.stored = True if loaded else job.stored
-                # who finds the document must not be told that it is on its way
+                # under the lock: a ready document must not have a running job
                 job.finished.set()
-        if mine:
+        if is_current:
             self.wake()
-        elif not wanted:
-            # forgotten while it was stored
+        elif not in_use:
+            # deleted while it was stored
             self._discard(key)
 
     def _load(self, segment: HostedSegment, config: IndexConfig) -> bool:
-        found = load(self.tier, segment, config)
-        self.loaded += found
-        return found
+        loaded = load(self.tier, segment, config)
+        self.loaded += loaded
+        return loaded
 
     def _discard(self, key: SegmentKey) -> None:
-        """Delete what the disk has of a document."""
+        """Delete a document from the disk."""
         try:
             if self.tier is not None:
                 self.tier.delete([stored_key(key)])
