@@ -1,7 +1,6 @@
 """The engine: requests in, steps, outputs. It uses no HTTP, no threads and no processes.
 
-A loop, a thread or another scheduler may call `step`. Requests can be added and aborted between two
-steps."""
+A loop, a thread or another scheduler calls `step`, and adds and aborts requests between steps."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -209,8 +208,7 @@ class Engine:
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
-        A fault ends only the requests that it concerns, each with its ``error``. Raises
-        EngineClosed after `close`."""
+        A fault ends only its requests, with ``error``. Raises EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
@@ -289,7 +287,6 @@ class Engine:
         if any(output.sampling.grammar is not None for _, output in yielding):
             # the grammar's next mask depends on the token
             return None
-        # an output that reaches its length now has no next step
         going_on = {o.sequence: row for row, o in yielding if not o.stop.ends_with_next}
         for sequence, row in going_on.items():
             sequence.append(awaited_token(row))
