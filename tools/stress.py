@@ -142,10 +142,10 @@ class Stress:
             ),
             tiers=tiers,
         )
-        base = random_engine(self.shape, config, self.device, self.decoder)
-        if base.tiering.controller is not None:
+        engine = random_engine(self.shape, config, self.device, self.decoder)
+        if engine.tiering.controller is not None:
             # without a known compute time documents are always loaded
-            base.tiering.controller.compute_time = ComputeTime()
+            engine.tiering.controller.compute_time = ComputeTime()
         self.engines += 1
         return engine
 

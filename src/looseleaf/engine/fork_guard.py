@@ -1,7 +1,8 @@
-"""The fork guard: an engine works only in the process that created it.
+"""Guards against the use of an engine in a forked process.
 
-A forked process has a copy of the engine's memory but not its threads, and locks may stay locked
-for ever. The guard raises EngineClosed there, so that no call hangs."""
+A forked process has a copy of the engine's memory without its threads. Locks that a thread held at
+the fork are never released. So calls raise EngineClosed there.
+"""
 
 import os
 import threading
@@ -13,15 +14,15 @@ from looseleaf.errors import EngineClosed
 P = ParamSpec("P")
 
 
-class Home:
-    """The process that created this object."""
+class ForkGuard:
+    """Remembers its owner, the process that created it."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     @property
-    def is_here(self) -> bool:
-        """Whether the current process created this object."""
+    def is_owner(self) -> bool:
+        """Whether this process is the owner, not a fork of it."""
         return os.getpid() == self._process
 
     def require(self) -> None:
@@ -34,7 +35,7 @@ class Home:
             )
 
 
-class HomeLock:
+class ForkGuardLock:
     """A reentrant lock that raises EngineClosed in a forked process."""
 
     def __init__(self) -> None:
@@ -49,8 +50,8 @@ class HomeLock:
         self._lock.release()
 
 
-class OfOneProcess:
-    """Base of objects that raise TypeError when they are pickled or copied."""
+class ProcessBound:
+    """A base class of objects that raise TypeError when pickled or copied."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -60,8 +61,8 @@ class OfOneProcess:
 
 
 def only_here(function: Callable[P, None]) -> Callable[P, None]:
-    """``function``, which does nothing in a forked process."""
-    home = Home()
+    """``function`` with no effect in forked processes."""
+    guard = ForkGuard()
 
     def guarded(*args: P.args, **named: P.kwargs) -> None:
         if guard.is_owner:

@@ -1,4 +1,4 @@
-"""A result that an event loop awaits and another thread sets."""
+"""A future of an event loop that another thread completes."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Result(Generic[T]):
-    """A future that another thread settles; it ignores results after the loop has ended."""
+    """A future that another thread completes; ignored after the loop has closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[T] = loop.create_future()
