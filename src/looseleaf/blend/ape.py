@@ -43,20 +43,21 @@ class _Read:
 class ApartStep:
     """The attention of a step with APE rows.
 
-    ``step`` writes all keys and computes all other rows. ``asked`` as in `StepRows`."""
+    ``step`` writes all keys and computes all other rows. ``last_rows`` are the rows of the last
+    layer, as in `StepRows.logit_rows`."""
 
     def __init__(
         self,
         owner: PagedAttention,
         step: Attend,
         apart: Sequence[Apart],
-        asked: Sequence[int] | None,
+        last_rows: Sequence[int] | None,
     ) -> None:
         self._owner, self._step = owner, step
         reads = [self._read(ape, list(ape.rows), list(ape.rows)) for ape in apart]
         self._reads = [reads] * len(owner.rules)
-        if asked is not None:
-            index_of = {row: index for index, row in enumerate(asked)}
+        if last_rows is not None:
+            index_of = {row: index for index, row in enumerate(last_rows)}
             last_layer = [(ape, [row for row in ape.rows if row in index_of]) for ape in apart]
             self._reads[-1] = [
                 self._read(ape, rows, [index_of[row] for row in rows])

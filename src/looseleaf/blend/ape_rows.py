@@ -20,7 +20,7 @@ class ApeRows(Feature):
     attention: PagedAttention
     fuse: Fuse
 
-    def wrap(self, attend: Attend, rows: FeatureRows, asked: Sequence[int] | None) -> Attend:
+    def wrap(self, attend: Attend, rows: FeatureRows, last_rows: Sequence[int] | None) -> Attend:
         own = rows.read
         if isinstance(own, DecodeRow):
             own = PrefillChunk([own.position], (*own.settled, own.tail))
@@ -28,4 +28,4 @@ class ApeRows(Feature):
             return attend
         documents, fuse = rows.sequence.spans_apart(), self.fuse
         apart = Apart(rows.rows, own, documents, fuse.temperature, fuse.scale)
-        return ApartStep(self.attention, attend, [apart], asked)
+        return ApartStep(self.attention, attend, [apart], last_rows)

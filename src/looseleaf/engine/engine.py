@@ -93,8 +93,8 @@ class Engine:
         prefixes, features = config.cache.prefix_caching, Features.create(parts.runner, config)
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
         about = parts.max_model_len, shape, features, parts.runner.break_even
-        made = self.grammars, self._admission, *about, self.hosting.find, self.hosting.is_coming
-        self._input_processor = InputProcessor(parts.tokenizer, *made)
+        services = self.grammars, self._admission, *about, self.hosting.find, self.hosting.is_coming
+        self._input_processor = InputProcessor(parts.tokenizer, *services)
         work = self._admission, self.hosting.chunk_tokens, self.tiering
         self._scheduler = Scheduler(config.scheduler, *work)
         self._drawing = Drawing(parts.runner.model.device)
@@ -110,8 +110,8 @@ class Engine:
         self._ahead: InFlightStep | None = None
         # flush to the tiers even if the caller never calls close()
         self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
-        left = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
-        self.close = weakref.finalize(self, only_here(close), *left)
+        resources = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
+        self.close = weakref.finalize(self, only_here(close), *resources)
 
     @property
     def counters(self) -> EngineCounters:

@@ -181,8 +181,8 @@ class InputProcessor:
         if most <= total:
             return max_tokens
         tail = sequence.tail.num_tokens
-        others = self.admission.pages_needed(sequence, 0) - self.admission.pages_for(tail)
-        return (total - others) * self.admission.page_size - tail
+        fixed = self.admission.pages_needed(sequence, 0) - self.admission.pages_for(tail)
+        return (total - fixed) * self.admission.page_size - tail
 
 
 def _check_layers(select: Select, num_layers: int) -> None:

@@ -89,11 +89,11 @@ def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
     nth = at if own.places is None else torch.arange(rows, device=device)
     slots = torch.tensor(pages, device=device)[nth // pool.page_size] * pool.page_size
     step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1])
-    tokens, wanted = at % model.config.vocab_size, torch.tensor([rows - 1], device=device)
+    tokens, last_row = at % model.config.vocab_size, torch.tensor([rows - 1], device=device)
     for _ in range(2):
         _wait_for(device)
         begun = time.perf_counter()
-        model.logits(model.forward(tokens, runner.attention.step(step), asked=wanted))
+        model.logits(model.forward(tokens, runner.attention.step(step), asked=last_row))
         _wait_for(device)
     return time.perf_counter() - begun
 

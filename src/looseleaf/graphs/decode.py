@@ -32,11 +32,11 @@ from looseleaf.ops.partial_attention.work_list import Tile
 # past this a step computes long enough to hide its launches
 MAX_ROWS = 512
 _FINE, _COARSE = 16, 64
-# room for entries at least: of few rows, and of more
+# least capacity for entries, for few and for more rows
 _ENTRIES, _FEW_LISTED = (1024, 8192), 64
-# of each row of a step, and of each whose logits are wanted
+# columns of the row table; the last lists the logit rows
 _ROW_NUMBERS = ("tokens", "slots", "places", "wanted")
-# so many rows at once that read around replaced tokens are usual
+# usual number of concurrent rows that read around replaced tokens
 _USUALLY_PATCHED = 8
 
 Kind = Literal["alone", "alone, in parts", "behind one", "behind one, long", "patched"]

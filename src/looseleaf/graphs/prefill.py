@@ -307,11 +307,11 @@ class PassGraphs:
 
     def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
         tokens, slots, places, before = self._rows.numbers[:4, : buffer.capacity.rows].unbind(0)
-        wanted = self._rows.numbers[4, : buffer.capacity.requests]
+        logit_rows = self._rows.numbers[4, : buffer.capacity.requests]
         if enters is None:
             attend = self.attention.over_spans(buffer.spans, slots, places)
             hidden = self.model.forward(tokens, within(attend))
-            return self.model.logits(hidden.index_select(0, wanted))
+            return self.model.logits(hidden.index_select(0, logit_rows))
         kept = before.clone()
 
         def enter(layer: int, hidden: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ class PassGraphs:
 
         attend = self.attention.over_spans(buffer.spans, kept, places)
         hidden = self.model.forward(tokens, within(attend), enter, hooked=(enters,))
-        return self.model.logits(hidden.index_select(0, wanted))
+        return self.model.logits(hidden.index_select(0, logit_rows))
 
     def _watch(
         self,

@@ -1,6 +1,6 @@
-"""What a request needs before the engine's thread sees it: its prompt's tokens and its grammar.
+"""The preparation of requests in threads: prompts become tokens, and grammars are compiled.
 
-Both are made in threads that salts take in fair turns, so that a salt's slow work delays no other.
+Salts share these threads fairly, so that the slow work of a salt does not delay other salts.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GRAMMAR_THREADS = 3
-# as many processes may run, each with a tokenizer
+# also the limit of sandbox processes, each with a tokenizer
 _SANDBOX_THREADS = 4
-# that many messages in short texts take as long as one long text
+# this number of short messages takes as long as one long text
 _MANY_MESSAGES = 100
 
 
 class Preparation:
-    """The threads of one engine that make prompts, and those that compile grammars."""
+    """The threads of one engine that make prompts, and the threads that compile grammars."""
 
     def __init__(self, engine: Engine) -> None:
         self._grammars, self._sandboxes = engine.grammars, engine.sandboxes
@@ -38,20 +38,22 @@ class Preparation:
         self._prompt_turns = FairThreads(threads, "looseleaf-prompts")
         self._grammar_turns = FairThreads(_GRAMMAR_THREADS, "looseleaf-grammars")
 
-    def is_quick(self, given: object) -> bool:
+    def is_quick(self, prompt: object) -> bool:
         """Whether a prompt or a conversation becomes tokens within a millisecond."""
-        many = isinstance(given, list | tuple) and len(given) > _MANY_MESSAGES
-        return self._is_bounded and not many and num_characters(given) < LONG_TEXT
+        many = isinstance(prompt, list | tuple) and len(prompt) > _MANY_MESSAGES
+        return self._is_bounded and not many and num_characters(prompt) < LONG_TEXT
 
     async def make(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """What ``make`` returns, such as a prompt. Raises EngineClosed."""
+        """The result of ``make``, such as a prompt. Raises EngineClosed."""
         return await self._prompt_turns.run(salt, make, *args, **named)
 
     async def compile(
         self, grammar: Grammar | None, salt: str, limit: float | None
     ) -> CompiledGrammar | None:
-        """``grammar``, compiled; None for none. Raises DeadlineExceeded after ``limit`` seconds,
-        EngineClosed, and what `GrammarCompiler.compile` raises."""
+        """The compiled ``grammar``; None without a grammar.
+
+        Raises DeadlineExceeded after ``limit`` seconds, EngineClosed, and the errors of
+        `GrammarCompiler.compile`."""
         if grammar is None:
             return None
         grammars = self._grammars
@@ -69,7 +71,7 @@ class Preparation:
             ) from error
 
     def close(self) -> None:
-        """Refuse what waits, and end the processes that are at work."""
+        """Refuse waiting work, and end the running processes."""
         self._prompt_turns.close()
         self._grammar_turns.close()
         for sandbox in self._sandboxes:

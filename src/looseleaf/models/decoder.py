@@ -113,13 +113,13 @@ class Decoder:
         layer: LayerWeights,
         stream: Stream,
         attend: Attend,
-        asked: Tensor | None,
+        last_rows: Tensor | None,
     ) -> Stream:
         config = self.config
         normed, stream = apply_norm(stream, layer.input_norm, config)
         q, k, v = self._heads(index, normed)
-        if asked is not None:
-            q, normed, stream = q[asked], normed[asked], Stream(stream.total[asked])
+        if last_rows is not None:
+            q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
         attended = attend(index, q, k, v).flatten(1)
         if not len(attended):
             return stream

@@ -80,8 +80,8 @@ class Feature:
         """The decode rows of the next step, the newest first, from those of earlier features."""
         return rows
 
-    def wrap(self, attend: Attend, rows: FeatureRows, asked: Rows[int] | None) -> Attend:
-        """The attention of a step for ``rows`` of it; ``asked`` as in `StepRows`."""
+    def wrap(self, attend: Attend, rows: FeatureRows, last_rows: Rows[int] | None) -> Attend:
+        """The attention of a step for ``rows`` of it; ``last_rows`` as in `StepRows`."""
         return attend
 
     def launched(self) -> None:

@@ -14,13 +14,13 @@ from looseleaf.sparse import Schedule
 
 @dataclass(eq=False)
 class TextRun:
-    """A run of text that starts at position ``start`` behind the chain ``context``.
+    """A run of text that starts at position ``start`` after the chain ``context``.
 
-    ``segments[n]`` is the segment that owns page n, None while the sequence owns it itself.
-    ``scheduled`` runs ahead of ``computed`` during a step. The first ``num_shared`` tokens are the
-    service's own; only the first run of a prompt has any. A ``fused`` run sees tokens that only its
-    own request computed again, so its pages are no prefix of another's. While its sequence waits,
-    ``awaits`` is the last page that it was found to wait for, which another one computes."""
+    ``segments[n]`` is the segment that owns page n, None while the sequence owns it.
+    ``scheduled`` exceeds ``computed`` during a step. The first ``num_shared`` tokens belong to the
+    service; only the first run of a prompt has such tokens. A ``fused`` run sees tokens that only
+    its request computed again, so other requests can't use its pages as a prefix. ``awaits`` is the
+    last page of another sequence that a waiting sequence waited for."""
 
     start: int
     tokens: list[int]
@@ -41,7 +41,7 @@ class TextRun:
 
     @property
     def write_pages(self) -> list[int]:
-        """Where new keys and values go."""
+        """The pages of new keys and values."""
         return self.pages
 
     def position(self, index: int) -> int:
@@ -55,14 +55,14 @@ class TextRun:
         return self._keys[page]
 
     def page_keys(self, count: int, keys: KeySpace, page_size: int) -> list[SegmentKey]:
-        """The keys of the first ``count`` pages, which are full: made at once, they take a third of
-        the time."""
+        """The keys of the first ``count`` pages, which are full. One call takes a third of the time
+        of single calls."""
         if count:
             self.page_key(count - 1, keys, page_size)
         return self._keys[:count]
 
     def _more_keys(self, stop: int, keys: KeySpace, page_size: int) -> list[SegmentKey]:
-        """The keys of the pages of tokens before ``stop`` that have none so far."""
+        """The keys of the pages before token ``stop`` that have no key yet."""
         start, more = len(self._keys) * page_size, list[SegmentKey]()
         shared = min(stop, self.num_shared // page_size * page_size)
         if start < shared:
@@ -70,8 +70,8 @@ class TextRun:
             tokens = self.tokens[start:shared]
             more = keys.text_pages(before, tokens, page_size, shared=True)
             start = shared
-        found = [*self._keys[-1:], *more[-1:]]
-        before = found[-1] if found else self.context
+        ends = [*self._keys[-1:], *more[-1:]]
+        before = ends[-1] if ends else self.context
         return more + keys.text_pages(before, self.tokens[start:stop], page_size)
 
     def end_key(self, keys: KeySpace, page_size: int) -> SegmentKey:
@@ -81,8 +81,8 @@ class TextRun:
         return keys.text_end(before, self.tokens[full * page_size :])
 
     def num_shared_pages(self) -> int:
-        """Leading pages that a segment owns, so that others may read them."""
-        # a page that has an owner keeps it for as long as the list is this one
+        """The number of leading pages that segments own, so that other sequences may read them."""
+        # a page keeps its owner as long as the list is the same object
         counted, count = self._shared
         count = count if counted is self.segments else 0
         while count < len(self.segments) and self.segments[count] is not None:
@@ -97,7 +97,7 @@ class TextRun:
 
 @dataclass(eq=False)
 class HostedUse:
-    """A hosted document at position ``start``, which takes no page: it is read where it lies."""
+    """A hosted document at position ``start``, read from host memory; it takes no page."""
 
     start: int
     part: DocumentPart
@@ -108,9 +108,9 @@ class HostedUse:
         return len(self.part.tokens)
 
     def read(self, select: Select) -> HostedRead:
-        """What rows behind it read of it, under a ``retrieval`` policy.
+        """The read of this document by later rows, under a ``retrieval`` policy.
 
-        The budget holds the tokens that are always read; at least one is found besides."""
+        The budget includes the tokens that are always read; the index adds at least one token."""
         dense = frozenset(select.layers_read_densely)
         index = self.segment.index
         if index is None or self.start + self.num_tokens <= (select.dense_below or 0):
@@ -123,7 +123,7 @@ class HostedUse:
         count = max(1, tokens - always)
         if select.layer_budgets == "flat":
             return HostedRead(self.segment, self.start, count, dense)
-        # the ends that are always read are in the budget of every layer
+        # the budget of every layer includes the ends that are always read
         num_layers, most = len(self.segment.kv), len(index.indexed)
         counts = Schedule.of(select).spread(max(0, count - 1), max(0, most - 1), num_layers)
         each = tuple(1 + more for more in counts)
@@ -131,26 +131,25 @@ class HostedUse:
 
 
 def keys_of(read: HostedRead) -> tuple[int, int]:
-    """The keys that one query head reads so, of how many, summed over layers.
+    """The number of keys that one query head reads, and the number it could read, over all layers.
 
-    They are known before the search: an index finds as many as it is asked for."""
+    The numbers need no search, because an index returns as many keys as requested."""
     num_layers, there = len(read.segment.kv), read.segment.num_tokens
     keys = 0
     for layer in range(num_layers):
         index = read.index_at(layer)
-        found = 0 if index is None else len(index.indexed)
-        keys += there - found + min(read.count_at(layer), found)
+        indexed = 0 if index is None else len(index.indexed)
+        keys += there - indexed + min(read.count_at(layer), indexed)
     return keys, num_layers * there
 
 
 @dataclass(eq=False)
 class DocumentUse:
-    """A document at position ``start``; encoded at ``context_length``, behind that much of the
-    lead.
+    """A document at position ``start``, encoded at ``context_length``, the length of its context.
 
-    ``seconds`` says how long its keys and values took to be there, from ``begun``: the admission,
-    or the step that began to compute it here. ``tier`` is where it comes from, if it does;
-    ``fell_back`` says that it could not be loaded, and is computed."""
+    ``seconds`` is the time until its keys and values were ready. It counts from ``begun``: the
+    admission, or the first step that computes the document here. ``tier`` is the tier that loads
+    it. ``fell_back`` marks a document that is computed because its load failed."""
 
     start: int
     part: DocumentPart
@@ -173,15 +172,15 @@ class DocumentUse:
 
     @property
     def write_pages(self) -> tuple[int, ...]:
-        """Where new keys and values go."""
+        """The pages of new keys and values."""
         return self._held().pages
 
     def position(self, index: int) -> int:
-        """The position at which the token at ``index`` is encoded: directly behind its context."""
+        """The position of the encoding of the token at ``index``, which follows the context."""
         return self.part.context_length + index
 
     def span(self) -> ReadSpan:
-        """The whole document, where this sequence has it."""
+        """The whole document at its position in this sequence."""
         segment = self._held()
         return ReadSpan(segment.pages, self.start, segment.length, len(segment.pages))
 

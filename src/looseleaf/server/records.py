@@ -52,11 +52,11 @@ class Record(Strict):
 class Records:
     """The records of one model's documents; without a disk tier ``folder`` is None.
 
-    ``coming`` are the names of those that were there at the start and are not registered again yet,
-    oldest first; ``unlisted`` is the reason why they are not known, None if they are. ``unkept``
-    are names of documents whose latest registration could not be written, ``unremoved`` of deleted
-    documents whose record could not be removed. Whoever reads and writes, or removes, holds
-    ``lock``."""
+    ``coming`` are the names of records from before the start that are not registered again yet,
+    oldest first. ``unlisted`` is the error of listing them, None after success. ``unkept`` are
+    names of documents whose latest registration could not be written. ``unremoved`` are names of
+    deleted documents whose record could not be removed. Callers hold ``lock`` to update or remove a
+    record."""
 
     def __init__(self, disk_path: str | None, model: str) -> None:
         self.folder: Path | None = None
@@ -70,12 +70,12 @@ class Records:
             try:
                 self.coming = dict.fromkeys(_found(self.folder))
             except OSError as error:
-                # a folder that is not there yet has no records; any other costs its own
+                # a missing folder has no records; any other error may hide records
                 if not isinstance(error, FileNotFoundError) or os.path.lexists(self.folder):
                     self.unlisted = str(error)
 
     def read(self, name: str) -> Record:
-        """The record of that name. Raises OSError, and ValueError for what is none."""
+        """The record with this name. Raises OSError, and ValueError for a damaged record."""
         content = _read_file(self._path(name))
         try:
             record = Record.model_validate_json(content)
@@ -110,7 +110,7 @@ class Records:
                 self._replace(name, record.model_copy(update={"pinned": pinned}))
 
     def remove(self, tenant: str, document_id: str) -> None:
-        """Raises OSError."""
+        """Remove the record of a document, if it has one. Raises OSError."""
         self._path(record_name(tenant, document_id)).unlink(missing_ok=True)
 
     def has(self, tenant: str, document_id: str) -> bool:
@@ -118,7 +118,7 @@ class Records:
         return os.path.lexists(self._path(record_name(tenant, document_id)))
 
     def keeps(self, tenant: str, document_id: str) -> bool | None:
-        """Whether a registered document is so after a restart, too; None without a disk tier."""
+        """Whether a registered document survives a restart; None without a disk tier."""
         if self.folder is None:
             return None
         return record_name(tenant, document_id) not in self.unkept
@@ -171,19 +171,21 @@ def _open_own(path: str, flags: int) -> int:
 
 def _found(folder: Path) -> list[str]:
     """The names of all records, oldest first. Raises OSError for a folder that can't be listed."""
-    found = []
+    records = []
     for name in [name for name in os.listdir(folder) if name.endswith(_ENDING)]:
         written = 0
-        # a file that can't be looked at is left out, by name, when it is read
+        # `read` reports a file whose status is unavailable
         with suppress(OSError):
             written = os.lstat(folder / name).st_mtime_ns
-        found.append((written, name))
-    return [name for _, name in sorted(found)]
+        records.append((written, name))
+    return [name for _, name in sorted(records)]
 
 
 def _read_file(path: Path) -> bytes:
-    """The bytes of a regular file. Raises FileNotFoundError only if there is nothing of that name,
-    and another OSError for what is no file; a pipe keeps no reader waiting."""
+    """The bytes of a regular file; returns or raises immediately even for a pipe.
+
+    Raises FileNotFoundError only for an unused name, and another OSError for any other kind of
+    file."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

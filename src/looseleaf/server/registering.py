@@ -110,15 +110,15 @@ async def _writes_done(service: Service) -> None:
     tiers = service.llm.engine.tiers
     if tiers is None:
         return
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop, completion = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:
-        # a loop that has ended waits for nothing
+        # a closed loop has no waiting task
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(completion.set)
 
     tiers.when_written(tell)
-    await done.wait()
+    await completion.wait()
 
 
 async def keep_pin(service: Service, caller: Caller, info: DocumentInfo) -> None:

@@ -210,7 +210,7 @@ def _engine(config: TierBench, tiers: list[Tier]) -> Engine:
     """An engine over these tiers, which has measured them."""
     base = config.make()
     runner = replace(base.runner, compute_time=ComputeTime())
-    # all documents on their way to a tier at once: what is left out would not be there to load
+    # room to write all documents in parallel, because a skipped write would be missing at the load
     staging = max(1.0, config.space / 2**31)
     tiers_of_engine = Tiers(runner.pool, tiers, TierConfig(tier_timeout=60.0, staging_gib=staging))
     keys, longest = base.documents.keys, base.max_model_len

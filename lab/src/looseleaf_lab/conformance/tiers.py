@@ -178,7 +178,7 @@ def _tiered(subject: Subject, name: str, **overrides: Any) -> Iterator[tuple[Scr
         engine = subject.scripted_engine(**options, staging_gib=room, **overrides)
         controller = engine.engine.tiering.controller
         assert controller is not None
-        # who knows nothing of how fast the model computes takes what a tier has
+        # without compute times the controller loads every document that a tier has
         controller.compute_time = ComputeTime()
         try:
             yield engine, Path(folder)

@@ -1,7 +1,7 @@
-"""One prompt answered under observation, to compare a policy with full prefill.
+"""The probe: one greedy answer with its internals, to compare a policy with full prefill.
 
-Greedy, by itself, through the engine's own steps; besides the answer it looks at what the engine
-holds when the prompt is complete."""
+The probe runs a prompt alone through the engine's steps. It also reads stored values from the
+engine at the end of the prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +26,12 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Probed:
-    """An answer, and what was behind it.
+    """An answer with its log-probabilities, values and chosen positions.
 
-    ``logprobs`` has the likeliest tokens of every position. ``values`` are those of the prompt's
-    last text, ``[layers, tokens, kv_heads, head_dim]`` in fp32. ``positions`` were computed again;
-    ``scores`` are those of their evidence at ``candidates``, both empty without evidence."""
+    ``logprobs`` has the likeliest tokens of every position. ``values`` are the values of the
+    prompt's last text, ``[layers, tokens, kv_heads, head_dim]`` in fp32. ``positions`` were
+    computed again. ``scores`` are the token scores at ``candidates``, empty without token
+    scoring."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
@@ -44,9 +45,9 @@ class Probed:
 def probe(
     engine: Engine, parts: PromptParts, fuse: Fuse | None, num_text: int, max_tokens: int
 ) -> Probed:
-    """The answer to one prompt of an idle engine; ``num_text`` tokens end it.
+    """The answer of an idle engine to one prompt, whose last ``num_text`` tokens are text.
 
-    Raises what `Engine.add` raises, and the error that ended the request."""
+    Raises the errors of `Engine.add`, and the error that ended the request."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=_LIKELIEST)
     request = Request(f"(probe {next(_numbers)})", parts, params, fuse=fuse)
     progress = engine.add(request)
@@ -62,11 +63,11 @@ def probe(
     if progress.error is not None:
         raise progress.error
     output = progress.output()
-    one, fusion = output.outputs[0], sequence.fusion
+    answer, fusion = output.outputs[0], sequence.fusion
     scores = fusion.scores if fusion and fusion.scores is not None else torch.empty(0)
     return Probed(
-        one.token_ids,
-        one.logprobs or (),
+        answer.token_ids,
+        answer.logprobs or (),
         values,
         output.reuse,
         tuple(fusion.chosen_positions) if fusion else (),
@@ -87,20 +88,24 @@ def _text_values(engine: Engine, sequence: OneOutput, num_text: int) -> Tensor:
 
 
 def divergence(
-    full: Sequence[Sequence[TokenLogprob]], mine: Sequence[Sequence[TokenLogprob]]
+    full: Sequence[Sequence[TokenLogprob]], policy: Sequence[Sequence[TokenLogprob]]
 ) -> float:
-    """Kullback-Leibler divergence of one next-token distribution from another, in nats, from the
-    likeliest tokens of both; the rest of each counts as one token. Mean over positions."""
-    found = [_divergence(one, other) for one, other in zip(full, mine, strict=False)]
-    return sum(found) / len(found) if found else 0.0
+    """The mean Kullback-Leibler divergence of next-token distributions, in nats.
+
+    It compares the likeliest tokens of ``full`` with ``policy``, position by position. All other
+    tokens count as one token."""
+    divergences = [
+        _divergence(true, estimate) for true, estimate in zip(full, policy, strict=False)
+    ]
+    return sum(divergences) / len(divergences) if divergences else 0.0
 
 
-def _divergence(full: Sequence[TokenLogprob], mine: Sequence[TokenLogprob]) -> float:
-    true = {one.token_id: one.logprob for one in full}
-    given = {one.token_id: one.logprob for one in mine}
-    # what is not among the likeliest is at most as likely as the last of them
-    least = min(given.values())
+def _divergence(full: Sequence[TokenLogprob], policy: Sequence[TokenLogprob]) -> float:
+    true = {entry.token_id: entry.logprob for entry in full}
+    estimate = {entry.token_id: entry.logprob for entry in policy}
+    # an unlisted token is at most as likely as the last listed token
+    least = min(estimate.values())
     p = torch.tensor(list(true.values()), dtype=torch.float64).exp()
-    q = torch.tensor([given.get(token, least) for token in true], dtype=torch.float64).exp()
+    q = torch.tensor([estimate.get(token, least) for token in true], dtype=torch.float64).exp()
     p, q = (torch.cat((x, (1 - x.sum()).clamp_min(1e-12)[None])).clamp_min(1e-12) for x in (p, q))
     return max(0.0, float((p * (p / q).log()).sum()))

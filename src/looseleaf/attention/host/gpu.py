@@ -185,13 +185,13 @@ def _ring(stream: torch.cuda.Stream, bell: StreamSignal, layer: ctypes.Structure
 
     Signals reach a spinning thread; CUDA would run a host function on a sleeping one."""
     driver, on = _driver(), ctypes.c_void_p(stream.cuda_stream)
-    rung, done = ctypes.c_uint64(bell.request), ctypes.c_uint64(bell.reply)
+    request, reply = ctypes.c_uint64(bell.request), ctypes.c_uint64(bell.reply)
     plain, equal = ctypes.c_uint(0), ctypes.c_uint(1)
     address = ctypes.c_uint64(ctypes.addressof(layer))
     failed = (
-        driver.cuStreamWriteValue64_v2(on, rung, address, plain)
-        or driver.cuStreamWaitValue32_v2(on, done, ctypes.c_uint32(1), equal)
-        or driver.cuStreamWriteValue32_v2(on, done, ctypes.c_uint32(0), plain)
+        driver.cuStreamWriteValue64_v2(on, request, address, plain)
+        or driver.cuStreamWaitValue32_v2(on, reply, ctypes.c_uint32(1), equal)
+        or driver.cuStreamWriteValue32_v2(on, reply, ctypes.c_uint32(0), plain)
     )
     if failed:
         raise EngineFault(

@@ -116,7 +116,7 @@ def measure_costs(
     built_in: CostModel,
     shape: Shape,
     alternatives: Callable[[Tile], Sequence[Tile]] = lambda tile: (),
-    on_launch: OnLaunch = lambda done, total: None,
+    on_launch: OnLaunch = lambda completed, total: None,
 ) -> CostModel:
     """The costs that ``probe`` measures, for the tiles of ``built_in`` or faster ``alternatives``.
     Unmeasurable costs, such as the gain from gathering keys, stay as built in.
@@ -188,7 +188,7 @@ def costs_of(
     *,
     make_probe: Callable[[torch.device, Shape], Probe],
     folder: Path | None = None,
-    on_launch: OnLaunch = lambda done, total: None,
+    on_launch: OnLaunch = lambda completed, total: None,
 ) -> MeasuredCosts:
     """The costs of ``shape`` on ``device``: from disk, or measured and cached there.
 

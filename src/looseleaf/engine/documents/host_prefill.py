@@ -51,12 +51,12 @@ class HostingJob:
     began: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
 
-    def tell(self, done: int, total: int) -> None:
+    def tell(self, completed: int, total: int) -> None:
         """Report progress; raises `Forgotten` if the document was deleted."""
         if self.stage == "forgotten":
             raise Forgotten
         if self.on_progress is not None:
-            self.on_progress(self.stage, done, total)
+            self.on_progress(self.stage, completed, total)
 
     def let_go(self) -> None:
         """Release the memory of a failed document."""

@@ -98,8 +98,8 @@ def _read(tier: DiskTier, segment: HostedSegment) -> bool:
     if reader is None:
         return False
     try:
-        wanted = (2, 1, *segment.kv.shape[2:]), dtype_name(segment.kv.dtype)
-        if (tuple(reader.record.layer_shape), reader.record.dtype) != wanted:
+        layout = (2, 1, *segment.kv.shape[2:]), dtype_name(segment.kv.dtype)
+        if (tuple(reader.record.layer_shape), reader.record.dtype) != layout:
             return False
         for layer, memory in enumerate(segment.kv.view(len(segment.kv), -1)):
             raw = memory.view(torch.uint8)

@@ -370,13 +370,13 @@ class Hosting:
             )
 
 
-def _require_same(coming: IndexConfig, wanted: IndexConfig) -> None:
-    """Raise InvalidRequest for another index than the one that is made already."""
-    if coming == wanted:
+def _require_same(pending: IndexConfig, config: IndexConfig) -> None:
+    """Raise InvalidRequest if ``config`` differs from the index that is in progress."""
+    if pending == config:
         return
-    differ = {f.name: (getattr(coming, f.name), getattr(wanted, f.name)) for f in fields(coming)}
-    told = "; ".join(f"{name} {a!r}, not {b!r}" for name, (a, b) in differ.items() if a != b)
+    differ = {f.name: (getattr(pending, f.name), getattr(config, f.name)) for f in fields(pending)}
+    changes = "; ".join(f"{name} {a!r}, not {b!r}" for name, (a, b) in differ.items() if a != b)
     raise InvalidRequest(
-        f"the document is being hosted with another index ({told}): wait until that is there, "
+        f"the document is being hosted with another index ({changes}): wait until that is there, "
         "then host it with this one"
     )

@@ -1,8 +1,8 @@
-"""Registered documents: text and tokens that are kept under an id, and what their segments do.
+"""The registry of documents: ids, texts, tokens and the state of their segments.
 
-Registering computes a document's segment ahead of any request. The segment is one like all others:
-it may be evicted, unless it is pinned, and is computed again by the request that needs it. A
-document belongs to a salt; under another one it can be neither seen nor used nor deleted."""
+Registration computes a document's segment before any request reads it. The cache may evict the
+segment unless it is pinned; the next request that needs it computes it again. A document belongs to
+a salt. Requests with another salt can't see, use or delete it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -37,9 +37,9 @@ Warm = Callable[[PromptParts, str, Callable[[RequestProgress], None]], RequestPr
 class Documents:
     """All registered documents of an engine.
 
-    ``warm`` has a prompt computed ahead and calls back when that ended; ``cancel`` stops it. What
-    is pinned or deleted here is so in the ``tiers`` as well. Only `get` may be called from any
-    thread."""
+    ``warm`` starts the computation of a prompt ahead of requests and calls back at its end;
+    ``cancel`` stops it. Pins and deletions also apply to the ``tiers``. Only `get` may be called
+    from any thread."""
 
     store: SegmentStore
     keys: KeySpace
@@ -47,7 +47,7 @@ class Documents:
     cancel: Callable[[str], None]
     tiers: Tiers | None = None
     hosting: Hosting | None = None
-    # by salt, then by id: what one salt asks for takes no time for those of another
+    # by salt, then by id: the lookups of a salt take no time that depends on other salts
     _entries: dict[str, dict[str, Registered]] = field(default_factory=dict)
     _by_key: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
     _by_content: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
@@ -69,14 +69,15 @@ class Documents:
         hosted: IndexConfig | None = None,
         most: int | None = None,
     ) -> DocumentInfo:
-        """Keep ``document`` under an id, and begin to compute it as ``parts`` say: into the pool,
-        or where it is ``hosted``, with such an index, outside of it.
+        """Keep ``document`` under an id, and start to compute ``parts``: into the pool, or into
+        host memory with the index ``hosted``.
 
-        ``parts`` come from `PromptBuilder.from_document`. Without an id it gets one that its
-        content and salt determine. To register it again changes nothing, but may add a context or
-        pin it. ``most`` is how many the salt may have. Raises DocumentExists if the id has another
-        text, unless that failed and nothing is there of it, TooManyDocuments, and PoolTooSmall if
-        it can't be held.
+        ``parts`` come from `PromptBuilder.from_document`. The default id depends on content and
+        salt. Another registration of the same text may only add a context or a pin. ``most`` is the
+        limit of documents of a salt.
+
+        Raises DocumentExists if the id has another text; a failed registration without segments is
+        replaced instead. Raises TooManyDocuments, and PoolTooSmall if the pool has no room.
         """
         if document_id is not None:
             require_text("document_id", document_id)
@@ -118,28 +119,29 @@ class Documents:
     def all(
         self, salt: str = "", *, after: str | None = None, limit: int | None = None
     ) -> list[DocumentInfo]:
-        """The documents of a salt, oldest first: those registered behind ``after``, and no more
-        than ``limit``. Raises DocumentNotFound if ``after`` is not registered."""
-        found = iter(self._entries.get(salt, {}).values())
+        """At most ``limit`` documents of a salt, oldest first, registered later than ``after``.
+
+        Raises DocumentNotFound if ``after`` is not registered."""
+        entries = iter(self._entries.get(salt, {}).values())
         if after is not None:
             last = self._entry(after, salt)
-            found = islice(dropwhile(lambda entry: entry is not last, found), 1, None)
-        return [self._info(entry) for entry in islice(found, limit)]
+            entries = islice(dropwhile(lambda entry: entry is not last, entries), 1, None)
+        return [self._info(entry) for entry in islice(entries, limit)]
 
     def stat(self, document_id: str, salt: str = "") -> DocumentInfo:
         """One document. Raises DocumentNotFound."""
         return self._info(self._entry(document_id, salt))
 
     def failure(self, document_id: str, salt: str = "") -> LooseleafError | None:
-        """Why the latest computation ahead failed, None if it did not. The document stays, until
-        another one is registered under its id."""
+        """The error of the latest computation ahead; None if it succeeded. The document remains
+        until another document is registered under its id."""
         return self._entry(document_id, salt).failure
 
     def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """Keep a document's segments in the cache, computing them again if they were evicted.
+        """Keep a document's segments in the cache; evicted segments are computed again.
 
         Raises PoolTooSmall if pinned documents would take more than half of the pool, and
-        InvalidRequest if all of it is hosted."""
+        InvalidRequest if the whole document is hosted."""
         entry = self._entry(document_id, salt)
         if entry.hostings and not entry.ahead:
             raise InvalidRequest(
@@ -154,7 +156,7 @@ class Documents:
         return self._info(entry)
 
     def unpin(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """Let a document's segments be evicted again."""
+        """Allow the eviction of a document's segments again."""
         entry = self._entry(document_id, salt)
         entry.pinned = False
         for key in entry.ahead:
@@ -168,10 +170,10 @@ class Documents:
         return self._info(entry)
 
     def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
-        """Forget a document; returns what it was.
+        """Delete a document; returns its last state.
 
-        Its pages are free at once, or when the requests that read them have ended, unless the same
-        text is registered under another id."""
+        Its pages become free immediately, or at the end of the requests that read them. They remain
+        if the same text is registered under another id."""
         info = self.stat(document_id, salt)
         self.unpin(document_id, salt)
         entry = self._entries[salt].pop(document_id)
@@ -197,8 +199,8 @@ class Documents:
         return info
 
     def note_admission(self, sequence: Sequence, report: ReuseReport) -> None:
-        """Count what an admitted sequence found, for documents that are registered; of those that
-        are to be loaded `note_arrival` tells how that ended."""
+        """Count the sources of the registered documents of an admitted sequence. `note_arrival`
+        counts documents that load from tiers."""
         if not self._entries:
             return
         counted: set[SegmentKey] = set()
@@ -206,28 +208,28 @@ class Documents:
             content = content_key(sequence.keys, hosted.part.ids)
             for entry in self._by_content.get(content, ()):
                 entry.hits += 1
-        pooled = [found for found in report.documents if not found.hosted]
-        for use, found in zip(sequence.documents, pooled, strict=True):
+        pooled = [reuse for reuse in report.documents if not reuse.hosted]
+        for use, reuse in zip(sequence.documents, pooled, strict=True):
             if use.key in counted:
                 continue
             counted.add(use.key)
             entries = self._by_content.get(content_key(sequence.keys, use.part.ids), ())
             for entry in entries:
                 self._attach(entry, use.key)
-            if found.source != "loaded":
-                count_source(entries, sequence, found.source)
+            if reuse.source != "loaded":
+                count_source(entries, sequence, reuse.source)
 
     def note_arrival(self, sequence: Sequence, use: DocumentUse, source: DocumentSource) -> None:
-        """Count where a document came from that was to be loaded, if it is registered."""
+        """Count the final source of a document whose load has ended, if it is registered."""
         if self._entries:
             content = content_key(sequence.keys, use.part.ids)
             count_source(self._by_content.get(content, ()), sequence, source)
 
     def _check_number(self, salt: str, most: int | None) -> None:
-        held = len(self._entries.get(salt, {}))
-        if most is not None and held >= most:
+        number = len(self._entries.get(salt, {}))
+        if most is not None and number >= most:
             raise TooManyDocuments(
-                f"{held} documents are registered, but {most} are the most: delete some"
+                f"{number} documents are registered, but {most} are the most: delete some"
             )
 
     def _entry(self, document_id: str, salt: str) -> Registered:
@@ -239,7 +241,7 @@ class Documents:
         return entry
 
     def _begin(self, entry: Registered, parts: PromptParts) -> None:
-        """Compute the segment of ``parts`` unless it is there or on its way."""
+        """Compute the segment of ``parts`` unless it is ready or in progress."""
         known = next((key for key, p in entry.ahead.items() if p == parts), None)
         if known is not None:
             segment = self.store.find(known)
@@ -257,24 +259,24 @@ class Documents:
         (use,) = progress.outputs[0].sequence.documents
         entry.ahead[use.key] = parts
         entry.stored.pop(use.key, None)
-        # a chat may have brought this context before
+        # a chat may have computed this context before
         entry.others.discard(use.key)
         entry.warming[use.key] = progress
         self._attach(entry, use.key)
 
     def _failed(self, entry: Registered) -> bool:
-        """Whether a document's registration failed, and nothing of it is there or on its way."""
+        """Whether a registration failed and the document has no segment, ready or in progress."""
         if entry.failure is None or entry.warming:
             return False
         hosted = any(job.error is None for job in entry.hostings.values())
         return not hosted and not any(segment.ready for segment in self._segments(entry))
 
     def _given_back(self, entry: Registered, content: SegmentKey) -> Registered | None:
-        """A failed registration, ready for another try; None if that is for another text."""
+        """A failed registration, reset for another attempt; None if ``content`` differs."""
         if entry.content != content:
             self.delete(entry.id, entry.salt)
             return None
-        # finished parts of its index stay, for the try that follows
+        # the next attempt uses finished parts of the index
         for key in entry.ahead:
             self._detach(entry, key)
             self._evicted_keys.add(content, key)
@@ -293,15 +295,15 @@ class Documents:
             self._pin_ready(entry)
 
     def _ask_stored(self, entry: Registered, key: SegmentKey) -> None:
-        """Note whether a tier has a context, once all that is on its way has arrived there."""
+        """Record whether a tier has a context, after all pending writes to it."""
         if self.tiers is not None:
             self.tiers.look_up(key, lambda stored: entry.stored.update({key: stored}))
 
     def _unhost(self, entry: Registered) -> None:
-        """Drop what hosts a deleted document, unless it hosts the same text under another id."""
+        """Drop the host memory of a deleted document, unless another id has the same text."""
         for key in entry.hostings:
-            others = self._entries.get(entry.salt, {}).values()
-            if self.hosting and not any(key in e.hostings for e in others):
+            entries = self._entries.get(entry.salt, {}).values()
+            if self.hosting and not any(key in e.hostings for e in entries):
                 self.hosting.forget(key)
 
     def _attach(self, entry: Registered, key: SegmentKey) -> None:
@@ -338,20 +340,20 @@ class Documents:
         if parts is not None and parts not in contexts:
             contexts.append(parts)
         every = (e for own in self._entries.values() for e in own.values())
-        others = [e for e in every if e.pinned and e is not entry]
-        pages = sum(len(e.ahead) * self._pages_for(len(e.tokens)) for e in others)
+        rivals = [e for e in every if e.pinned and e is not entry]
+        pages = sum(len(e.ahead) * self._pages_for(len(e.tokens)) for e in rivals)
         pages += len(contexts) * self._pages_for(len(entry.tokens))
         most = self.store.pool.num_pages // 2
         if pages > most:
-            # not how many there are: some may be of others
+            # the message omits their number because other tenants may own them
             raise PoolTooSmall(
                 f"with this one, pinned documents would take more than half of the pool, {most} "
                 "pages, which is the most: unpin another one or enlarge the cache"
             )
 
     def _segments(self, entry: Registered) -> list[Segment]:
-        found = (self.store.find(key) for key in [*entry.ahead, *entry.others])
-        return [segment for segment in found if segment is not None]
+        segments = (self.store.find(key) for key in [*entry.ahead, *entry.others])
+        return [segment for segment in segments if segment is not None]
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.store.pool.page_size)
@@ -359,33 +361,33 @@ class Documents:
     def _info(self, entry: Registered) -> DocumentInfo:
         segments = self._segments(entry)
         num_tokens = len(entry.tokens)
-        done = [self._done(key, num_tokens) for key in entry.ahead]
-        ready = all(n == num_tokens for n in done)
+        progress = [self._done(key, num_tokens) for key in entry.ahead]
+        ready = all(n == num_tokens for n in progress)
         pages = sum(len(segment.pages) for segment in segments)
         num_bytes = pages * self.store.pool.bytes_per_page
         hostings = list(entry.hostings.values())
-        took = [job.seconds for job in hostings if job.seconds is not None]
+        durations = [job.seconds for job in hostings if job.seconds is not None]
         num_bytes += sum(job.segment.num_bytes for job in hostings)
-        # what has failed is told where nothing else is there or on its way
+        # failed jobs count only if the document has no other segment, ready or in progress
         alive = [job for job in hostings if job.error is None]
         for job in alive or ([] if entry.ahead else hostings):
-            done.append(job.segment.filled)
+            progress.append(job.segment.filled)
             ready = ready and job.stage == "ready"
         waiting = entry.warming or not all(job.finished.is_set() for job in hostings)
         return DocumentInfo(
             id=entry.id,
             name=entry.document.name,
             num_tokens=num_tokens,
-            tokens_done=min(done, default=0),
+            tokens_done=min(progress, default=0),
             state="computing" if waiting else "ready" if ready else "evicted",
             num_pages=pages,
             num_bytes=num_bytes,
             pinned=entry.pinned,
             references=sum(segment.references for segment in segments),
             hits=entry.hits,
-            computed=entry.computed + len(took),
+            computed=entry.computed + len(durations),
             created=entry.created,
-            seconds=took[-1] if took else entry.seconds,
+            seconds=durations[-1] if durations else entry.seconds,
             hosted=bool(hostings),
             stored=entry.is_stored(alive),
         )

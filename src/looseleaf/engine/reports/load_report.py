@@ -1,4 +1,4 @@
-"""What one sequence was promised of its tiers, and what it got: loads, predictions, a ratio."""
+"""The report on the loads of one sequence: predicted times, measured times, recompute ratio."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,10 @@ from looseleaf.tiers import Load
 
 @dataclass(eq=False)
 class Arrivals:
-    """The loads of a sequence with the controller's predictions, in seconds; None where nothing was
-    known. ``ratio`` is the controller's, if it was asked for one."""
+    """The loads of a sequence, and the load controller's predictions in seconds.
+
+    A prediction is None without measurements. ``ratio`` is the recompute ratio that the controller
+    chose, None without this choice."""
 
     loads: list[Load] = field(default_factory=list)
     load_predicted: float | None = None
@@ -18,8 +20,10 @@ class Arrivals:
     ratio: float | None = None
 
     def report(self, total_seconds: float | None) -> LoadingReport | None:
-        """All of it for the caller; ``total_seconds`` is from admission to the first token. What
-        failed to come is left out; None where nothing else was to come, and no ratio chosen."""
+        """The report for the caller, without failed loads.
+
+        ``total_seconds`` is the time from admission to the first token. Returns None if all loads
+        failed and the controller chose no ratio."""
         loads = [load for load in self.loads if load.state in ("loading", "done")]
         if self.loads and not loads and self.ratio is None:
             return None

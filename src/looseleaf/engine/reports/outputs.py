@@ -1,4 +1,4 @@
-"""What a caller gets back: completions, and a report of what was reused and what was computed."""
+"""Outputs of requests: completions, metrics, and reports of reused and computed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +13,17 @@ DocumentSource = Literal["cached", "computed", "awaited", "loaded"]
 
 @dataclass(frozen=True)
 class DocumentReuse:
-    """One document of a request: its tokens, and whether their keys and values were ``cached``
-    already, ``computed`` by this request, ``loaded`` for it from a ``tier``, or ``awaited`` since
-    they were on their way for another request. What could not be loaded after all is ``computed``,
-    and ``tier`` names the one that failed.
+    """One document of a request, and the source of its keys and values.
 
-    ``seconds`` is how long they took to be there, None while they are not: 0 if cached, else since
-    the step that began to compute them here, or since the admission if another request did.
-    ``recomputed`` of its tokens this request computed again, in their place in its prompt; 0 until
-    they are chosen. A ``hosted`` one is cached outside of the pool."""
+    ``cached`` documents were in the cache, this request ``computed`` them, or a ``tier`` ``loaded``
+    them. ``awaited`` documents were in progress for another request. After a failed load the source
+    is ``computed``, and ``tier`` is the tier that failed.
+
+    ``seconds`` is the time until all keys and values were ready, None before. It is 0 for cached
+    documents. It counts from the first step that computes them, or from the admission if another
+    request computes them. ``recomputed`` counts the tokens that this request computed again at
+    their positions in its prompt; 0 until they are chosen. A ``hosted`` document is cached outside
+    of the pool."""
 
     name: str
     num_tokens: int
@@ -35,16 +37,17 @@ class DocumentReuse:
 
 @dataclass(frozen=True)
 class LoadingReport:
-    """What was expected of the documents that came from tiers, and what it was, in seconds.
+    """Predicted and measured times of the documents that load from tiers, in seconds.
 
-    ``tiers`` names them; ``num_bytes`` is what was asked of them, but for what failed to come.
-    ``load_predicted`` is for the loads alone, ``total_predicted`` with all that the request
-    computes until its first token, as far as that does not hide behind them: None where nothing
-    was known, where it waits for what another one computes, and where tokens are chosen by passes
-    of their own.
-    ``load_seconds`` and ``total_seconds`` are how long that took, the latter until the first token;
-    None while it is not there. ``ratio`` is the share of tokens that the controller chose to
-    compute again, None where it was not asked for one."""
+    ``tiers`` are the tiers of these documents, and ``num_bytes`` the bytes of all loads that did
+    not fail. ``load_predicted`` is the time of the loads. ``total_predicted`` adds the compute time
+    until the first token, as far as it does not overlap with loads. A prediction is None without
+    measurements. ``total_predicted`` is also None if the request waits for a document of another
+    request, or if token scoring chooses tokens.
+
+    ``load_seconds`` and ``total_seconds`` are the measured times, None before their end.
+    ``ratio`` is the share of tokens that the load controller chose to compute again, None without
+    this choice."""
 
     tiers: tuple[str, ...] = ()
     num_bytes: int = 0
@@ -56,14 +59,14 @@ class LoadingReport:
 
     def __str__(self) -> str:
         def times(predicted: float | None, actual: float | None) -> str:
-            known = {"expected": predicted, "took": actual}
-            said = [f"{w} {1e3 * s:.1f} ms" for w, s in known.items() if s is not None]
-            return ", ".join(said) or "not timed"
+            seconds = {"expected": predicted, "took": actual}
+            texts = [f"{w} {1e3 * s:.1f} ms" for w, s in seconds.items() if s is not None]
+            return ", ".join(texts) or "not timed"
 
         parts = [f"first token: {times(self.total_predicted, self.total_seconds)}"]
         if self.tiers:
-            came = f"{self.num_bytes / (1 << 20):.2f} MiB from {', '.join(self.tiers)}"
-            parts.insert(0, f"{came}: {times(self.load_predicted, self.load_seconds)}")
+            size = f"{self.num_bytes / (1 << 20):.2f} MiB from {', '.join(self.tiers)}"
+            parts.insert(0, f"{size}: {times(self.load_predicted, self.load_seconds)}")
         if self.ratio is not None:
             parts.append(f"share chosen: {self.ratio:.2f}")
         return "; ".join(parts)
@@ -71,14 +74,13 @@ class LoadingReport:
 
 @dataclass(frozen=True)
 class ReuseReport:
-    """Where a prompt's keys and values came from, as it was when the request was admitted.
+    """The sources of a prompt's keys and values, at the admission of the request.
 
-    Text tokens are cached only as an exact prefix; document tokens are reused from an encoding of
-    their own, which is not the same thing and is never added to it. ``preempted_tokens`` were
-    computed again after the request had to make room. ``fuse`` is the policy that was in force:
-    None for plain reuse, also where more was asked for and there was nothing to choose from.
-    ``loading`` is there if documents came from tiers, which those that failed to did not, or if the
-    ratio was the controller's."""
+    Text tokens are cached only as an exact prefix. Document tokens are reused from a separate
+    encoding, so the two counts are never added. ``preempted_tokens`` were computed again after a
+    preemption. ``fuse`` is the policy in force. It is None for plain reuse, and for a prompt
+    without candidate tokens. ``loading`` is None unless documents loaded from tiers or the load
+    controller chose the ratio."""
 
     documents: tuple[DocumentReuse, ...] = ()
     text_tokens: int = 0
@@ -130,8 +132,8 @@ class CompletionOutput:
     """One output of a request. ``finish_reason`` is None while it grows, then stop, length or
     abort.
 
-    ``stop_reason`` is the stop string or stop token id that ended it. ``logprobs`` has one entry a
-    token if they were asked for: the token itself, then the likeliest."""
+    ``stop_reason`` is the stop string or stop token id that ended it. ``logprobs``, if requested,
+    has one entry per token: the token itself, then the likeliest tokens."""
 
     index: int
     text: str
@@ -144,8 +146,8 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times in seconds since the request arrived: admission, first token, end. None until it
-    happened.
+    """Times of admission, first token and end, in seconds since the request arrived; None before
+    the event.
     """
 
     admitted: float | None = None
@@ -155,11 +157,11 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class AttentionPath:
-    """How a request's decode rows read their keys.
+    """The reads of a request's decode rows.
 
-    ``decode_steps`` counts rows, one an output and step; in ``grouped_steps`` of them the row
-    shared a read with rows of other outputs. Of the ``keys_read`` in all, ``keys_shared`` were read
-    that way."""
+    ``decode_steps`` counts rows, one per output and step. ``grouped_steps`` counts the rows that
+    shared a read with rows of other outputs. ``keys_read`` counts all keys, and ``keys_shared`` the
+    keys of shared reads."""
 
     decode_steps: int = 0
     grouped_steps: int = 0
@@ -169,12 +171,12 @@ class AttentionPath:
 
 @dataclass(frozen=True)
 class RevisionReport:
-    """How much revision added to what rows read.
+    """The pages or keys that revision added to the reads of rows.
 
-    ``pages_read[n]`` are pages that the rows looked at, one in eight, read at their own step or one
-    of the ``n`` steps behind it, summed over layers and KV heads; only sealed pages count. Of
-    hosted documents ``keys_read[n]`` are keys that rows read so, for ``n`` below the window, summed
-    over layers and query heads; one of both is empty."""
+    ``pages_read[n]`` counts the sealed pages that rows read at their own step or at one of the
+    ``n`` following steps, summed over layers and KV heads. One row in eight is sampled.
+    ``keys_read[n]`` counts the keys of hosted documents in the same way, for ``n`` below the
+    window, summed over layers and query heads. One of the two is empty."""
 
     revise: Revise
     pages_read: tuple[int, ...] = ()
@@ -188,25 +190,25 @@ class RevisionReport:
     def __str__(self) -> str:
         if self.revise.window == 1 or not any(self.pages_read or self.keys_read):
             return f"revise: {self.revise}"
-        whole, what = self.exposure[self.revise.window - 1], "pages" if self.pages_read else "keys"
+        whole, unit = self.exposure[self.revise.window - 1], "pages" if self.pages_read else "keys"
         return (
-            f"revise: {self.revise}; a row read {whole:.2f} times its own {what}, with those that "
+            f"revise: {self.revise}; a row read {whole:.2f} times its own {unit}, with those that "
             "later rows chose"
         )
 
 
 @dataclass(frozen=True)
 class SelectReport:
-    """What the decode rows of a request read, under its policy.
+    """The reads of a request's decode rows under its policy.
 
-    Rows and tokens are counted one an output and step: in ``chosen_steps`` of them pages were
-    chosen, in ``dense_steps`` all were read, because they fit the budget or were few. Pages are
-    counted once a layer and KV head: ``pages_read`` of the ``pages_held``. Of hosted documents keys
-    are chosen, and counted once a layer and query head: ``keys_read`` of the ``keys_there``. Where
-    keys are thrown away nothing is counted. ``bytes_read`` are those of the keys and values read,
-    and of what is kept of pages to choose by, but not of what an index compared. ``recall`` is the
-    share of the attention that the pages read
-    held, on the rows that were measured; None without any."""
+    Rows count once per output and step. Rows of ``chosen_steps`` chose pages; rows of
+    ``dense_steps`` read all pages, because they fit the budget or were few. ``pages_read`` of
+    ``pages_held`` count pages once per layer and KV head. ``keys_read`` of ``keys_there`` count the
+    keys of hosted documents once per layer and query head. Policies that evict keys count neither.
+
+    ``bytes_read`` counts keys, values and page summaries, without the comparisons of an index.
+    ``recall`` is the attention share of the pages read, as a mean over the measured rows; None
+    without such rows."""
 
     select: Select
     chosen_steps: int = 0
@@ -221,34 +223,34 @@ class SelectReport:
 
     @property
     def exposure(self) -> float:
-        """The share that a row read of what its policy chooses from, its context or the hosted
-        documents, on average over rows, layers and heads."""
+        """The share of the context, or of the hosted documents, that a row read. It is a mean over
+        rows, layers and heads."""
         if self.keys_there:
             return self.keys_read / self.keys_there
         return self.pages_read / self.pages_held if self.pages_held else 1.0
 
     def plus_recall(self, recall: float) -> "SelectReport":
-        """With one measured row more."""
+        """A copy with the recall of one more measured row."""
         mean = ((self.recall or 0.0) * self.recall_rows + recall) / (self.recall_rows + 1)
         return replace(self, recall=mean, recall_rows=self.recall_rows + 1)
 
     def __str__(self) -> str:
         if self.select.policy in EVICTING:
             return f"select: {self.select}; keys are thrown away, and all that are left are read"
-        held = "" if self.recall is None else f", which held {self.recall:.1%} of the attention"
-        what = "keys of hosted documents" if self.keys_there else "pages"
+        recall = "" if self.recall is None else f", which held {self.recall:.1%} of the attention"
+        unit = "keys of hosted documents" if self.keys_there else "pages"
         layers = ", ".join(map(str, self.select.layers_read_densely))
         dense = f"; layers {layers} read everything, by dense_layers" if layers else ""
         return (
             f"select: {self.select}; {self.chosen_steps} of {self.chosen_steps + self.dense_steps} "
-            f"rows chose, {self.exposure:.1%} of all {what} were read{held}{dense}"
+            f"rows chose, {self.exposure:.1%} of all {unit} were read{recall}{dense}"
         )
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The state of a request after a step; final if ``finished``. ``revision`` is None until then,
-    and where nothing is revised."""
+    """The state of a request after a step; final if ``finished``. ``revision`` is None before the
+    end, and without revision."""
 
     request_id: str
     prompt_token_ids: Sequence[int]

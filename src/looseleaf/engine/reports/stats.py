@@ -1,4 +1,4 @@
-"""What an engine counts: sums since it was made, what one step did, and all of it at one moment."""
+"""Counters of an engine: sums since its start, numbers of one step, and a snapshot."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -13,23 +13,25 @@ from looseleaf.tiers import TierState
 
 @dataclass
 class EngineCounters(PlanCounters):
-    """Sums since the engine was made.
+    """Sums since the start of the engine.
 
-    ``prompt_tokens`` are those computed, ``output_tokens`` those drawn. Requests end as
+    ``prompt_tokens`` counts computed tokens, ``output_tokens`` sampled tokens. Requests end as
     ``finished``, ``aborted``, ``failed`` or ``deadline_exceeded``; ``preemptions`` counts outputs.
-    What a prompt found is counted once a request, when it is first admitted: tokens of text, those
-    of them that were an exact prefix, and documents with their tokens by where they came from.
-    ``document_tokens_recomputed`` are those that requests computed again, for every output that
-    did, counted when the request ends. ``canaries`` are answers of theirs that were compared with
-    full prefill's, ``canaries_agreed`` those that were the same; ``canary_raises`` counts how often
-    ratios were raised since. The canaries' own work is in ``steps`` and in both sums of tokens.
-    ``items`` are runs of settled pages that decode steps read, ``grouped_items`` those of them that
-    serve several rows, ``grouped_rows`` how many; ``refused_groups`` are stretches that rows have
-    in common and read alone, since that is faster. On a GPU what is read is cut: ``narrow_pieces``
-    for tiles of few rows, ``wide_pieces`` for tiles of many; ``gathered_keys`` were laid out in the
-    order of a prompt before its new rows read them, counted once for all layers. Rows of requests
-    that choose what they read read ``pages_read`` of the ``pages_held``, counted once a layer and
-    KV head.
+
+    The reuse of a prompt counts once per request, at its first admission: text tokens, text tokens
+    of an exact prefix, and documents with their tokens by source. ``document_tokens_recomputed``
+    counts tokens computed again by every output, at the end of the request.
+
+    ``canaries`` counts answers that were compared with those of full prefill, ``canaries_agreed``
+    the equal answers, and ``canary_raises`` the raises of ratios that followed. The work of
+    canaries is part of ``steps`` and of both sums of tokens.
+
+    ``items`` counts the runs of settled pages that decode steps read. ``grouped_items`` serve
+    several rows, ``grouped_rows`` in all. ``refused_groups`` counts common runs that rows read
+    separately, because that is faster. A GPU reads ``narrow_pieces`` with tiles of few rows and
+    ``wide_pieces`` with tiles of many rows. ``gathered_keys`` were copied into prompt order before
+    new rows read them, counted once for all layers. Rows that choose pages read ``pages_read`` of
+    ``pages_held``, counted once per layer and KV head.
     """
 
     steps: int = 0
@@ -59,7 +61,7 @@ class EngineCounters(PlanCounters):
     pages_held: int = 0
 
     def count_reuse(self, report: ReuseReport) -> None:
-        """Add what one request found."""
+        """Add the reuse of one request."""
         self.text_tokens += report.text_tokens
         self.text_tokens_cached += report.text_tokens_cached
         for document in report.documents:
@@ -70,10 +72,11 @@ class EngineCounters(PlanCounters):
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did. ``items``, ``grouped_items`` and ``grouped_rows`` as in the counters.
+    """The numbers of one step. ``items``, ``grouped_items`` and ``grouped_rows`` are as in
+    `EngineCounters`.
 
-    ``launched`` is when it first gave the device something to do, on the clock `time.perf_counter`;
-    None if it did not."""
+    ``launched`` is the time of the first launch on the device, by `time.perf_counter`; None without
+    launches."""
 
     seconds: float
     prompt_tokens: int
@@ -86,12 +89,13 @@ class StepStats:
 
 @dataclass(frozen=True)
 class EngineSnapshot:
-    """An engine between two steps. Sequences are counted, of which a request has ``n``.
+    """The state of an engine between two steps.
 
-    ``skipped_writes`` are documents that were not brought to the ``tiers``, since too much was.
-    ``hosted`` is what was read of hosted documents. ``kernels`` were compiled or loaded and
-    ``graphs`` captured so far, none of either on a CPU: a step that is the first of its kind waits
-    for that."""
+    ``running`` and ``waiting`` count sequences, of which a request has ``n``. ``skipped_writes``
+    counts documents that were not copied to the ``tiers``, because too many writes were pending.
+    ``hosted`` counts the reads of hosted documents. ``kernels`` counts the kernels compiled or
+    loaded so far, and ``graphs`` the captured graphs; both are 0 on a CPU. The first step of a kind
+    waits for them."""
 
     running: int
     waiting: int
@@ -109,10 +113,10 @@ class EngineSnapshot:
 
 
 def shared_keys(groups: Groups, num_rows: int, page_size: int) -> Rows[int]:
-    """Keys that each decode row reads together with others, one number a row."""
+    """The number of keys that each decode row reads together with other rows, one per row."""
     keys = [0] * num_rows
     for item in groups.items:
-        # rows behind the newest are revised ones, of outputs that are counted already
+        # rows after the newest are revised rows, whose outputs are counted already
         readers = [entry for entry in item.entries if entry.row < num_rows]
         if len(readers) > 1:
             first = item.first_page * page_size

@@ -28,7 +28,7 @@ class EvictedKeys(Feature):
     eviction: Eviction
     pool: PagePool
 
-    def wrap(self, attend: Attend, rows: FeatureRows, asked: Seq[int] | None) -> Attend:
+    def wrap(self, attend: Attend, rows: FeatureRows, last_rows: Seq[int] | None) -> Attend:
         seen = slice(rows.rows.start, rows.rows.stop)
 
         def tapped(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

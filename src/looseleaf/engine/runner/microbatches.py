@@ -26,15 +26,15 @@ def parted(work: StepWork) -> tuple[StepWork, StepWork] | None:
     Returns None if either part has no rows or too many rows to replay. The passes run second,
     because they may read documents that the first part computes."""
     passes = [chunk for chunk in work.chunks if isinstance(chunk.target, Fusion)]
-    others = [chunk for chunk in work.chunks if not isinstance(chunk.target, Fusion)]
+    plain = [chunk for chunk in work.chunks if not isinstance(chunk.target, Fusion)]
     if not passes or not work.decode:
         return None
-    if len(work.decode) + _num_rows(others) > MAX_ROWS or _num_rows(passes) > pass_graphs.MAX_ROWS:
+    if len(work.decode) + _num_rows(plain) > MAX_ROWS or _num_rows(passes) > pass_graphs.MAX_ROWS:
         return None
     if any(chunk.awaits() for chunk in passes):
         return None
     nothing = replace(work, admitted=[], preempted=[], refused=[], choosing=[])
-    return replace(nothing, chunks=others), replace(nothing, decode=[], chunks=passes)
+    return replace(nothing, chunks=plain), replace(nothing, decode=[], chunks=passes)
 
 
 def logit_rows(work: StepWork) -> list[int]:

@@ -79,7 +79,7 @@ class Runner:
         config: EngineConfig,
         max_model_len: int,
         implementation: Implementation = "auto",
-        on_progress: OnProgress = lambda stage, done, total: None,
+        on_progress: OnProgress = lambda stage, completed, total: None,
     ) -> "Runner":
         """A runner whose pool has the size of ``config.cache``, or the size that fits the device.
 
@@ -141,7 +141,7 @@ class Runner:
             return None
         return 0 if self.passes is None else MAX_ROWS
 
-    def warm_up(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
+    def warm_up(self, on_progress: OnProgress = lambda stage, completed, total: None) -> None:
         """Compile all kernels and capture the graphs of usual steps, with ``on_progress``.
 
         Without this call each kernel and graph is prepared at its first use. On a CPU this returns
@@ -149,8 +149,8 @@ class Runner:
         if self.graphs is None:
             return
         jobs = warming(self.model, self.attention, self.graphs, self.passes)
-        for done, job in enumerate(jobs):
-            on_progress("graphs", done, len(jobs))
+        for completed, job in enumerate(jobs):
+            on_progress("graphs", completed, len(jobs))
             job()
         on_progress("graphs", len(jobs), len(jobs))
 
@@ -209,16 +209,16 @@ class Runner:
 
     def _launch(self, step: Step, previous: Int[Tensor, " sampled"] | None) -> StepResult:
         """Compute a step kernel by kernel: wrap its attention, pass the layers, observe."""
-        device, rows, asked = self.model.device, step.rows, None
+        device, rows, last_rows = self.model.device, step.rows, None
         tokens, slots, places = rows.to(device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
         if rows.wanted is not None and not step.sees_queries:
-            asked = rows.asked
-        paged = self.attention.step(StepRows(step.decode, step.chunks, slots, places, asked))
+            last_rows = rows.asked
+        paged = self.attention.step(StepRows(step.decode, step.chunks, slots, places, last_rows))
         attend: Attend = paged
         for feature, its_rows in step.features:
-            attend = feature.wrap(attend, its_rows, asked)
+            attend = feature.wrap(attend, its_rows, last_rows)
         # decode rows use other kernels, which are much faster per row, so they are not timed
         timer = None
         if self.compute_time is not None and step.chunks:
@@ -232,13 +232,13 @@ class Runner:
         hook, hooked = None, None
         if step.late_rows:
             hook, hooked = enter_late(step.late_rows, slots), [e.layer for e in step.late_rows]
-        index = None if asked is None else rows.asked_on(device)
+        index = None if last_rows is None else rows.asked_on(device)
         launched = time.perf_counter()
         hidden = self.model.forward(tokens, attend, hook, index, hooked)
         if step.features and any(row.hosted for row in step.decode):
             self.attention.sent()
         if rows.wanted is not None:
-            if asked is None:
+            if last_rows is None:
                 hidden = hidden.index_select(0, rows.asked_on(device))
             hidden = rows.without_past(hidden)
         logits = self.model.logits(hidden)
@@ -327,8 +327,8 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
     measurement fails."""
     shape, dtype = model.config, pool_dtype(model, config.cache)
     heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
-    wanted = Shape(*heads, config.cache.page_size, model.dtype, dtype)
-    return costs_of(model.device, wanted, make_probe=DeviceProbe, on_launch=on_launch).model
+    layout = Shape(*heads, config.cache.page_size, model.dtype, dtype)
+    return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 
 
 def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
@@ -364,9 +364,8 @@ def _pool_pages(
 
 
 def _spare_bytes(device: torch.device) -> int:
-    """What a pool may take when nobody said: most of a GPU's free memory, a quarter of the
-    machine's, or of what a container may have.
-    """
+    """The default size of a pool in bytes: most of a GPU's free memory, or a quarter of the memory
+    of the machine or container."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)

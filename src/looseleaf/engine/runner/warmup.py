@@ -71,13 +71,13 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         whole, again = ReadSpan(pages, 0, rows, 0), np.arange(1, rows, 2)
         patch = ReadSpan(pages[: -(-len(again) // pool.page_size)], 0, len(again), 0, places=again)
         pool.set_positions(patch.pages, again)
-        asked, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
+        last_row, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
         slots += at % pool.page_size
         replaced = replace(whole, hidden=_bitmap(again, rows)), patch
         for spans in ((whole,), replaced):
             chunk = PrefillChunk(range(rows), spans)
             step = StepRows([], [chunk], slots, at, [rows - 1])
-            likeliest(model.logits(model.forward(tokens, attention.step(step), asked=asked)))
+            likeliest(model.logits(model.forward(tokens, attention.step(step), asked=last_row)))
         if on_gpu:
             _launch_spans(attention, [rows, min(rows, _SHORT[0])], ((whole,), replaced), slots)
         shape = model.config.num_kv_heads, model.config.head_dim
@@ -141,7 +141,7 @@ def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
 def usual_passes(passes: PassGraphs, page_size: int) -> list[PassKey]:
     """The keys of passes of few new rows after cached text."""
     behind = [[_behind(cached, rows, page_size)] for rows in _NEW for cached in _CACHED]
-    return list(dict.fromkeys(passes.key_of(some) for some in behind if passes.sooner(some)))
+    return list(dict.fromkeys(passes.key_of(chunks) for chunks in behind if passes.sooner(chunks)))
 
 
 def _behind(cached: int, rows: int, page_size: int) -> PrefillChunk:

@@ -73,13 +73,15 @@ class LoadingController:
         self,
         sequence: Sequence,
         uses: Rows[DocumentUse],
-        found: Mapping[SegmentKey, Rows[str]],
+        holders: Mapping[SegmentKey, Rows[str]],
     ) -> dict[SegmentKey, str]:
-        """The tier of each document; documents that are faster to compute are left out."""
+        """The tier of each document; documents that are faster to compute are left out.
+
+        ``holders`` are the tiers that have each document."""
         if not uses:
             return {}
         lengths = {use.key: use.num_tokens for use in uses}
-        chosen = self._or_another(lengths, found, self._places(lengths, found))
+        chosen = self._or_another(lengths, holders, self._places(lengths, holders))
         load = self.load_seconds(lengths, chosen)
         compute, ahead = self._encoding_seconds(uses), self._ahead_seconds(sequence, chosen)
         rows, rest = self._own_pass(sequence)
@@ -100,16 +102,16 @@ class LoadingController:
         return chosen
 
     def balance(
-        self, fuse: Fuse, sequence: Sequence, found: Mapping[SegmentKey, Rows[str]]
+        self, fuse: Fuse, sequence: Sequence, holders: Mapping[SegmentKey, Rows[str]]
     ) -> tuple[Fuse, float]:
         """``fuse`` with the largest budget that computes within the load time of the documents, at
         least its own budget, and the share of tokens of that budget.
 
         Documents that are faster to compute have no load time. ``sequence`` blends nothing and has
         not been admitted."""
-        uses = [use for use in sequence.documents if use.key in found]
+        uses = [use for use in sequence.documents if use.key in holders]
         coming = {use.key: use.num_tokens for use in uses}
-        places = self._places(coming, found)
+        places = self._places(coming, holders)
         load = self.load_seconds(coming, places) or 0.0
         own, encoding = (
             pass_seconds(fuse, sequence, self.compute_time),
@@ -140,22 +142,25 @@ class LoadingController:
         return slowest
 
     def _places(
-        self, lengths: Mapping[SegmentKey, int], found: Mapping[SegmentKey, Rows[str]]
+        self, lengths: Mapping[SegmentKey, int], holders: Mapping[SegmentKey, Rows[str]]
     ) -> dict[SegmentKey, str]:
         def seconds(name: str, tokens: Rows[int]) -> float:
             # a tier without a measurement comes first, so that it is measured
             return self.tiers.predict(name, [self.tiers.num_bytes(n) for n in tokens]) or 0.0
 
-        return places_of(lengths, found, seconds)
+        return places_of(lengths, holders, seconds)
 
     def _or_another(
         self,
         lengths: Mapping[SegmentKey, int],
-        found: Mapping[SegmentKey, Rows[str]],
+        holders: Mapping[SegmentKey, Rows[str]],
         chosen: dict[SegmentKey, str],
     ) -> dict[SegmentKey, str]:
         """``chosen``, or another tier with all documents whose trial is due."""
-        used, common = set(chosen.values()), set.intersection(*(set(found[key]) for key in lengths))
+        used, common = (
+            set(chosen.values()),
+            set.intersection(*(set(holders[key]) for key in lengths)),
+        )
         if len(used) > 1 or not common - used:
             return chosen
         sizes = [self.tiers.num_bytes(n) for n in lengths.values()]
@@ -240,10 +245,11 @@ def _try_again(passed: dict[str, int], names: Iterable[str]) -> bool:
 
 def places_of(
     lengths: Mapping[SegmentKey, int],
-    found: Mapping[SegmentKey, Rows[str]],
+    holders: Mapping[SegmentKey, Rows[str]],
     seconds: Callable[[str, Rows[int]], float],
 ) -> dict[SegmentKey, str]:
-    """The tier of each document of ``lengths``, by the expected ``seconds`` of a tier.
+    """The tier of each document of ``lengths``, by the expected ``seconds`` of a tier. ``holders``
+    are the tiers that have each document.
 
     One tier loads all documents if it has them all, because parallel reads from several tiers slow
     each other and the model down."""
@@ -251,11 +257,11 @@ def places_of(
     def quickest(names: Rows[str], tokens: Rows[int]) -> str:
         return names[0] if len(names) == 1 else min(names, key=lambda n: seconds(n, tokens))
 
-    names = dict.fromkeys(name for names in found.values() for name in names)
-    common = [name for name in names if all(name in found[key] for key in lengths)]
+    names = dict.fromkeys(name for names in holders.values() for name in names)
+    common = [name for name in names if all(name in holders[key] for key in lengths)]
     if common:
         return dict.fromkeys(lengths, quickest(common, list(lengths.values())))
-    return {key: quickest(found[key], [n]) for key, n in lengths.items()}
+    return {key: quickest(holders[key], [n]) for key, n in lengths.items()}
 
 
 def afforded(

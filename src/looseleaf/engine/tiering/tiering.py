@@ -1,9 +1,9 @@
 """Tiering: loads from tiers and copies to tiers, between two steps of the engine.
 
-A document that is missing from the pool gets its pages as ever; if a tier has it and is expected to
-be quicker than computing it, it is *arriving* instead of owned. Whoever reads it waits as for one
-that is being computed; only when there is nothing else to do, a step follows close behind, layer by
-layer. One that fails to arrive is computed by who waits for it."""
+Every document that is missing from the pool gets pages. It is *arriving* instead of owned if a tier
+has it and loads faster than the model computes. Sequences that read an arriving document wait for
+it, as for a document that another sequence computes. Without other work a step starts earlier and
+waits layer by layer. After a failed load a waiting sequence computes the document."""
 
 import time
 from collections.abc import Callable, Iterable

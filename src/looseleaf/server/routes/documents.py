@@ -39,7 +39,7 @@ Id = Annotated[str, Path(max_length=256, description="The id of a registered doc
 After = Annotated[
     str | None, Query(max_length=256, description="List the documents after this id.")
 ]
-# the list takes microseconds per document of the engine's thread, which delays all answers
+# the list occupies the engine's thread for microseconds per document, which delays all answers
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most documents in the list.")]
 
 
@@ -67,12 +67,12 @@ async def list_documents(
     """The documents of the caller's tenant, oldest first, beginning after the id ``after``."""
     service.require_ready()
     with nullcontext() if after is None else service.records.expecting(caller.tenant, after):
-        asked = service.llm.documents(caller.salt, after=after, limit=limit + 1)
-        found = await service.with_deadline(asked)
-    data = [_body(service, caller, info) for info in found[:limit]]
-    ids = [info.id for info in found[:limit]]
+        listing = service.llm.documents(caller.salt, after=after, limit=limit + 1)
+        infos = await service.with_deadline(listing)
+    data = [_body(service, caller, info) for info in infos[:limit]]
+    ids = [info.id for info in infos[:limit]]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(found) > limit})
+    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(infos) > limit})
 
 
 @router.get("/{document_id}", response_model=DocumentBody)
@@ -80,8 +80,8 @@ async def get_document(document_id: Id, service: TheService, caller: TheCaller) 
     """The current state of a document."""
     service.require_ready()
     with service.records.expecting(caller.tenant, document_id):
-        found = await service.with_deadline(service.llm.document(document_id, caller.salt))
-    return JSONResponse(_body(service, caller, found))
+        info = await service.with_deadline(service.llm.document(document_id, caller.salt))
+    return JSONResponse(_body(service, caller, info))
 
 
 async def pin_document(document_id: Id, service: TheService, caller: TheCaller) -> Response:
@@ -120,10 +120,10 @@ async def delete_document(document_id: Id, service: TheService, caller: TheCalle
         try:
             await service.with_deadline(service.llm.delete(document_id, caller.salt), due)
         except DocumentNotFound:
-            # deleted before, while its record could not be removed
+            # an earlier deletion could not remove the record
             if record_name(caller.tenant, document_id) not in service.records.unremoved:
                 raise
-    # whoever is told that it took too long has deleted it all the same
+    # the deletion completes even if the deadline passes
     await service.with_deadline(asyncio.shield(forget(service, caller, document_id)), due)
     return JSONResponse({"id": document_id, "object": "document", "deleted": True})
 
@@ -139,9 +139,9 @@ async def _register(
         info = await service.with_deadline(anext(progress), due)
         record = record.model_copy(update={"id": info.id})
         kept = keep(service, caller, record, required=body.require_kept)
-        # whoever hangs up now has registered it all the same
+        # the registration completes even if the client disconnects
         await service.with_deadline(asyncio.shield(kept), due)
-        # a document that was there before is asked about, too
+        # `settled` also checks a document that was registered before
         yield await settled(service, caller, info) if body.wait else info
         while (later := await service.with_deadline(anext(progress, None), due)) is not None:
             yield await settled(service, caller, later)
