@@ -81,7 +81,7 @@ class Feature:
         return rows
 
     def wrap(self, attend: Attend, rows: FeatureRows, last_rows: Rows[int] | None) -> Attend:
-        """The attention of a step for ``rows`` of it; ``last_rows`` as in `StepRows`."""
+        """The attention of ``rows`` of a step; ``last_rows`` as `logit_rows` in `StepRows`."""
         return attend
 
     def launched(self) -> None:

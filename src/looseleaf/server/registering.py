@@ -1,8 +1,8 @@
 """Registers documents, keeps their records on disk up to date, and restores them at start.
 
-A record is written before a registration is answered, and removed before a deletion is. A record
-that can't be written or removed is a refusal (507), a count, and a line in the log. A client may
-ask for a document that ends with the process instead."""
+The server updates a record before it answers a registration or a deletion. If the disk refuses, the
+server answers with an error (507), counts it and logs it. A client may instead request a document
+that ends with the process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -53,8 +53,9 @@ def record_of(body: RegisterRequest, caller: Caller, model: str) -> Record:
 
 
 async def keep(service: Service, caller: Caller, record: Record, *, required: bool) -> None:
-    """Write down what was registered, unless it was deleted meanwhile. Raises ApiError (507) if
-    that fails and is ``required``; a document that was not registered before is not so then."""
+    """Write the record of a registration, unless the document was deleted meanwhile.
+
+    Raises ApiError (507) if a ``required`` write fails, and then deletes a new document."""
     records = service.records
     if records.folder is None:
         return
@@ -91,8 +92,7 @@ def _not_kept(message: str) -> ApiError:
 
 
 async def settled(service: Service, caller: Caller, info: DocumentInfo) -> DocumentInfo:
-    """A ready document, as it is when the tiers have, or have not, taken its keys and values. After
-    some seconds that stays unknown."""
+    """The state of a ready document after all pending writes to tiers, or ``info`` after a timeout."""
     if info.state != "ready" or service.records.folder is None:
         return info
     try:
@@ -122,7 +122,7 @@ async def _writes_done(service: Service) -> None:
 
 
 async def keep_pin(service: Service, caller: Caller, info: DocumentInfo) -> None:
-    """Write down whether a document is pinned now. Raises ApiError (507)."""
+    """Write the pin of a document into its record. Raises ApiError (507)."""
     records = service.records
     if records.folder is None:
         return
@@ -138,8 +138,9 @@ async def keep_pin(service: Service, caller: Caller, info: DocumentInfo) -> None
 
 
 async def forget(service: Service, caller: Caller, document_id: str) -> None:
-    """Remove the record of a document that was deleted, unless it is registered again. Raises
-    ApiError (507)."""
+    """Remove the record of a deleted document, unless it is registered again.
+
+    Raises ApiError (507)."""
     records = service.records
     if records.folder is None:
         return
@@ -166,7 +167,7 @@ async def forget(service: Service, caller: Caller, document_id: str) -> None:
 async def _tried(
     service: Service, document_id: str, change: str, action: Callable[[], None]
 ) -> str | None:
-    """None if ``action`` succeeds, else the reason why not, which is counted and logged."""
+    """None if ``action`` succeeds, else the reason of the failure, after its count and log line."""
     try:
         await asyncio.to_thread(action)
     except (OSError, ValueError) as error:
@@ -174,7 +175,7 @@ async def _tried(
         service.log.warning(
             "registration_not_kept", id=document_id, change=change, reason=str(error)
         )
-        # without the path, which is the operator's
+        # without the path, which only the operator may see
         return getattr(error, "strerror", None) or type(error).__name__
     return None
 
