@@ -92,7 +92,7 @@ def _not_kept(message: str) -> ApiError:
 
 
 async def settled(service: Service, caller: Caller, info: DocumentInfo) -> DocumentInfo:
-    """The state of a ready document after all pending writes to tiers, or ``info`` after a timeout."""
+    """The state of a ready document after all pending writes to tiers; ``info`` after a timeout."""
     if info.state != "ready" or service.records.folder is None:
         return info
     try:
