@@ -141,7 +141,7 @@ class HostedWork:
         )
         row_positions = np.array([positions[row] for row, _ in flat], dtype=np.int64)
         for task, own, numbers, table in self._tasks:
-            own["place"] = frame_positions[numbers]
+            own["position"] = frame_positions[numbers]
             if table is not None:
                 table["position"] = row_positions[numbers][_starts(own["row"])[:-1]]
             task.sampled = -1
