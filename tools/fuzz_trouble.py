@@ -25,7 +25,10 @@ from looseleaf.tiers.stores.disk import DiskTier
 _OF_TIERS = ("contains", "open", "put", "delete", "pin")
 # whoever is interrupted behind a call has what it gave, but has noted it nowhere yet: only calls
 # that book what they give are interrupted there
-_BEFORE = {"store": ("find", "acquire", "insert", "reserve"), "tiers": ("find", "load", "keep")}
+_BEFORE = {
+    "store": ("find", "acquire", "insert", "reserve"),
+    "tiers": ("find", "load", "write_back"),
+}
 _AROUND = {"tiering": ("begin", "settle", "wait", "wake", "keep", "note_read")}
 # what the layers of a hosted document call
 _OF_PASSES = ("_keep",)

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from looseleaf.engine import runner
+from looseleaf.engine.runner import runner
 from looseleaf.machine import limits as machine_limits
 from looseleaf.machine.limits import available_memory, usable_cores
 

@@ -118,7 +118,7 @@ def test_contexts_that_no_tier_has_any_more_are_forgotten(
         disk = llm.engine.tiers.guards[0].tier
         disk.delete([entry.key for entry in disk.entries()])
     use_behind_leads(llm, 9)
-    (known,) = llm.engine.documents._departed._keys.values()
+    (known,) = llm.engine.documents._evicted_keys._keys.values()
     assert len(known) <= 9
     llm.close()
 

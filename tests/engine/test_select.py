@@ -127,7 +127,7 @@ def test_what_is_left_to_the_engine_is_read_whole_while_that_is_faster(
         [settled] = {even.tokens(policy, rule) for rule in [make_policy(policy, 16)] if rule}
         llm, other, alone = (make_llm(checkpoint()) for _ in range(3))
         for one in (llm, alone):
-            one.engine._intake = replace(one.engine._intake, break_even=even)
+            one.engine._input_processor = replace(one.engine._input_processor, break_even=even)
         made[per_key] = answers(llm, [policy] * 4)
         assert made[per_key] == answers(other, [replace(policy, dense_below=settled)] * 4)
         assert made[per_key][0] == answers(alone, [policy])[0]

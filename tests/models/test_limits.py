@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from looseleaf.errors import CorruptCheckpoint
-from looseleaf.models import checkpoint
-from looseleaf.models.checkpoint import header
+from looseleaf.models.checkpoint import checkpoint, header
 from looseleaf.models.checkpoint.checkpoint import INDEX_NAME, list_tensors
 from looseleaf.models.checkpoint.files import JsonLimits, parse_json
 from looseleaf.models.tokenizer.limits import TokenizerLimits, _growth, require_limits
@@ -76,7 +75,7 @@ def test_an_index_of_too_many_tensors_or_files_is_refused(
     (folder / WEIGHTS).unlink()
     weight_map = {f"tensor {i}": f"{i}.safetensors" for i in range(7)}
     (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
-    for name in ("_MOST_FILES", "MOST_TENSORS"):
+    for name in ("_MAX_FILES", "MOST_TENSORS"):
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, name, 6)
             refused(folder, "lists 7 tensors in 7 files, and a model has")

@@ -196,7 +196,7 @@ def test_what_outputs_kept_is_given_back(checkpoint: Folder) -> None:
     engine: Any = llm.engine
     prompts = [[words(n, 100)] for n in range(5)]
     ask_together(llm, prompts, [{"select": SELECT, "revise": Revise(3)}] * 5, 8)
-    states = engine._intake.features.revisions.states(3)
+    states = engine._input_processor.features.revisions.states(3)
     assert len(states._free) == states.registers.shape[1] > 0
 
 

@@ -55,12 +55,12 @@ def test_a_plain_template_writes_the_same_in_a_process(source: str) -> None:
     assert nodes is not None
     template = ChatTemplate(source)
     named = {"bos_token": "<s>", "tools": None}
-    here = template.render(MESSAGES, **named)
+    here = template.render_once(MESSAGES, named)
     assert template.sandbox.pids == []
     assert template.sandbox.call({"messages": MESSAGES, **named}) == here
     # more work than a caller waits for
     many = [{"role": "user", "content": "x" * 1000}] * 5000
-    template.render(many, **named)
+    template.render_once(many, named)
     assert len(template.sandbox.pids) == 1
     template.sandbox.close()
 

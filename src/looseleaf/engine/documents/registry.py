@@ -366,6 +366,8 @@ class Documents:
         pages = sum(len(segment.pages) for segment in segments)
         num_bytes = pages * self.store.pool.bytes_per_page
         hostings = list(entry.hostings.values())
+        # read before the jobs' results: a thread may finish a job at any moment
+        waiting = entry.warming or not all(job.finished.is_set() for job in hostings)
         durations = [job.seconds for job in hostings if job.seconds is not None]
         num_bytes += sum(job.segment.num_bytes for job in hostings)
         # failed jobs count only if the document has no other segment, ready or in progress
@@ -373,7 +375,6 @@ class Documents:
         for job in alive or ([] if entry.ahead else hostings):
             progress.append(job.segment.filled)
             ready = ready and job.stage == "ready"
-        waiting = entry.warming or not all(job.finished.is_set() for job in hostings)
         return DocumentInfo(
             id=entry.id,
             name=entry.document.name,
