@@ -52,9 +52,12 @@ ANSWERS = {
 }
 # lines of the README, which has no markers
 UNRUN_LINES = {
-    r"make (demo|test|venv|check|format|docs|test-gpu)\b.*": "sets up an environment of its own",
+    r"make (demo|test|test-all|venv|check|docs)\b.*": "sets up an environment of its own",
     r".*\b(FOLDER|MODEL|FOLDER_OR_HUB_ID)\b.*": "holds a placeholder",
     r"pip install .*": "installs packages",
+    r"\. \.venv/bin/activate": "activates the environment of `make demo`",
+    r".*\b(HuggingFaceTB|Qwen)/.*": "needs a model from the hub",
+    r"looseleaf chat .*": "reads its questions from a terminal",
 }
 _SHELL = re.compile(r"[|<>&;$`\\]|\bfor\b|^export\b")
 

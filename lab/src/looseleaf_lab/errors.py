@@ -2,6 +2,9 @@
 
 from looseleaf.errors import LooseleafError
 
+INSTALL = "run pip install ./lab in a checkout of Looseleaf"
+"""The advice of a message about a missing package of the lab."""
+
 
 class BenchmarkRefused(LooseleafError):
     """An answer that was to be timed is wrong, so its speed means nothing."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.config import IndexConfig, IndexKind
-from looseleaf.errors import InvalidOption, install
+from looseleaf.errors import InvalidOption
 from looseleaf.index import KeyVectors, KVIndex, build_index, choose_index, search
 from looseleaf.index.base import Hits
 from looseleaf.index.choosing import recall_of
@@ -23,6 +23,7 @@ from looseleaf_lab.bench.index_layers import Layer
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.roargraph import build_roargraph
+from looseleaf_lab.errors import INSTALL
 
 Search = Callable[[Tensor, int], Hits]
 _COUNT = 100
@@ -55,7 +56,7 @@ def measure(
     if unknown:
         raise InvalidOption(f"unknown index {unknown[0]!r}: use {', '.join(names_of_arms)}")
     if any(arm.build is _build_hnsw for arm in arms) and find_spec("faiss") is None:
-        raise InvalidOption(f"bench index needs faiss for HNSW: {install('bench')}")
+        raise InvalidOption(f"bench index needs faiss for HNSW: {INSTALL}")
     for layer in layers:
         progress.stage(f"{layer.name}: {len(layer.keys)} keys, exact neighbours")
         exact = nearest_keys(layer.test_queries, layer.keys, _COUNT)

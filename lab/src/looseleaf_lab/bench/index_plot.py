@@ -5,8 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from looseleaf.errors import InvalidOption, install
+from looseleaf.errors import InvalidOption
 from looseleaf_lab.bench.results import Cell
+from looseleaf_lab.errors import INSTALL
 
 _COLUMNS = 3
 _LEAST_SHARE, _MOST_SHARE = 1.0, 130.0
@@ -16,7 +17,7 @@ _LEAST_RECALL = 0.02
 def draw(rows: Sequence[Mapping[str, Cell]], path: Path) -> None:
     """Write a plot of the rows of ``bench index``. Raises InvalidOption without matplotlib."""
     if find_spec("matplotlib") is None:
-        raise InvalidOption(f"a plot needs matplotlib: {install('evals')}")
+        raise InvalidOption(f"a plot needs matplotlib: {INSTALL}")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from looseleaf.errors import LooseleafError, install
+from looseleaf.errors import LooseleafError
 from looseleaf_lab.conformance import reference
 from looseleaf_lab.conformance.answers import (
     Answers,
@@ -22,6 +22,7 @@ from looseleaf_lab.conformance.operators import (
 )
 from looseleaf_lab.conformance.tiers import from_tiers, lost_documents
 from looseleaf_lab.conformance.verdict import Finding, LawVerdict
+from looseleaf_lab.errors import INSTALL
 
 
 class Skipped(LooseleafError):
@@ -84,7 +85,7 @@ def _sharing(answers: Answers) -> list[Finding]:
 
 def _transformers(answers: Answers) -> list[Finding]:
     if not reference.available():
-        raise Skipped(f"Transformers is not installed: {install('bench')}")
+        raise Skipped(f"Transformers is not installed: {INSTALL}")
     if answers.subject.stored_in is not None:
         raise Skipped("keys and values of eight bits are an approximation: leave kv_dtype out")
     return reference.agrees_with_transformers(answers.subject)

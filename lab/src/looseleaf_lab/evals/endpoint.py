@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from looseleaf.errors import InvalidOption, install
-from looseleaf_lab.errors import EndpointFailed
+from looseleaf.errors import InvalidOption
+from looseleaf_lab.errors import INSTALL, EndpointFailed
 from looseleaf_lab.evals.task import Answer, Item
 
 DocumentsAs = Literal["text", "parts"]
@@ -45,7 +45,7 @@ class EndpointArm:
         try:
             import httpx
         except ImportError as error:
-            raise InvalidOption(f"--endpoint needs httpx: {install('evals')}") from error
+            raise InvalidOption(f"--endpoint needs httpx: {INSTALL}") from error
 
         if any(item.turns for item in items):
             raise InvalidOption(

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from looseleaf.errors import InvalidOption, install
+from looseleaf.errors import InvalidOption
+from looseleaf_lab.errors import INSTALL
 
 Metric = Callable[[str, Sequence[str]], float]
 """The score of a text against several right answers: the maximum over them."""
@@ -53,7 +54,7 @@ def rouge_l(text: str, answers: Sequence[str]) -> float:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise InvalidOption(f"Rouge-L needs rouge-score: {install('evals')}") from error
+        raise InvalidOption(f"Rouge-L needs rouge-score: {INSTALL}") from error
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     return max((scorer.score(answer, text)["rougeL"].fmeasure for answer in answers), default=0.0)
 

@@ -28,7 +28,7 @@ def merge_states(
 ) -> AttnState:
     """One state per row: row ``r`` merges ``states[row_state_indptr[r]:row_state_indptr[r + 1]]``.
 
-        lse = log(sum(exp(lse_i)));  out = sum(exp(lse_i - lse) * out_i)
+    ``lse = log(sum(exp(lse_i)))`` and ``out = sum(exp(lse_i - lse) * out_i)``.
 
     ``states.out`` is ``[states, heads, head_dim]``, ``states.lse`` fp32 ``[states, heads]``; unused
     capacity at their end is not read. A row without states, or with empty states only, gets ``(0,

@@ -17,6 +17,7 @@ from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 from looseleaf_lab.cli.bench.select import select
 from looseleaf_lab.cli.bench.tiers import tiers
+from looseleaf_lab.errors import INSTALL
 
 # a seed of 0 is valid, and 0 batches skip the sustained load
 _ZERO_ALLOWED = ("--seed", "--batches")
@@ -55,7 +56,7 @@ def generate(
 ) -> None:
     """Tokens per second and time to first token, against Transformers' generate."""
     if find_spec("transformers") is None:
-        raise InvalidOption(f"the baseline needs transformers: {install('bench')}")
+        raise InvalidOption(f"the baseline needs transformers: {INSTALL}")
     from looseleaf.llm.load import find_model, pick_device, reference_model
     from looseleaf_lab.bench.checkpoints import write_random_checkpoint
     from looseleaf_lab.bench.generate import GenerateConfig, Material, measure
@@ -140,7 +141,7 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     """Streams of the reference model under load; every answer is compared with a lone one."""
     for package in ("fastapi", "httpx"):
         if find_spec(package) is None:
-            raise InvalidOption(f"bench serve needs {package}: {install('serve', 'bench')}")
+            raise InvalidOption(f"bench serve needs {package}: {install('serve')}")
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.serve import Load, measure
     from looseleaf_lab.evals.world import make_example

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from looseleaf.errors import InvalidOption, install
+from looseleaf.errors import InvalidOption
+from looseleaf_lab.errors import INSTALL
 from looseleaf_lab.evals.report.rows import Series
 
 Format = Literal["svg", "png"]
@@ -47,7 +48,7 @@ def draw(chart: Chart, kind: Format = "svg") -> bytes:
     try:
         from matplotlib import rc_context
     except ImportError as error:
-        raise InvalidOption(f"plots need matplotlib: {install('evals')}") from error
+        raise InvalidOption(f"plots need matplotlib: {INSTALL}") from error
     with rc_context({"svg.hashsalt": chart.name, "svg.fonttype": "none"}):
         buffer = io.BytesIO()
         # without a date, equal rows give equal bytes
