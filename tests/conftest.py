@@ -32,6 +32,15 @@ if not HAS_CUDA:
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
+# a minute's worth: `make smoke`
+SMOKE = tuple(
+    TESTS / name
+    for name in (
+        *("test_package.py", "test_readme.py", "ops/test_merge_states.py", "kv/test_pool.py"),
+        *("models/test_tokenizer.py", "engine/test_chat.py", "engine/test_prompt.py"),
+    )
+)
+
 
 def _check_shapes() -> None:
     """Have beartype check the shapes and types of every call into looseleaf, but for kernels.
@@ -84,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.gpu)
         if any(path in (item.path, *item.path.parents) for path in REST):
             item.add_marker(pytest.mark.full)
+        if item.path in SMOKE:
+            item.add_marker(pytest.mark.smoke)
     product, rest = config.getoption("--product"), config.getoption("--rest")
     if product or rest:
         chosen = [item for item in items if bool(item.get_closest_marker("full")) == rest]
