@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("src", "lab", "tests", "training", "tools", "examples")
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_EXAMPLE_LINES = 60
 MAX_README_LINES = 150
-MAX_BODY_LINES = 60
+MAX_BODY_LINES = 80
 MAX_KERNEL_LINES = 120
 MAX_PARAMETERS = 8
 
