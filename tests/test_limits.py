@@ -16,15 +16,15 @@ def function(*, lines: int, parameters: int = 1, decorator: str = "", docstring:
 @pytest.mark.parametrize(
     ("source", "excess"),
     [
-        (function(lines=60, parameters=8, docstring=30), None),
-        (function(lines=61), "f: 61 lines, limit 60"),
-        (function(lines=61, docstring=5), "f: 61 lines, limit 60"),
+        (function(lines=80, parameters=8, docstring=30), None),
+        (function(lines=81), "f: 81 lines, limit 80"),
+        (function(lines=81, docstring=5), "f: 81 lines, limit 80"),
         (function(lines=1, parameters=9), "f: 9 parameters, limit 8"),
         (function(lines=120, parameters=30, decorator="@triton.jit"), None),
         (function(lines=120, parameters=30, decorator="@triton.jit(do_not_specialize=[])"), None),
         (function(lines=121, decorator="@triton.jit"), "f: 121 lines, limit 120"),
-        ("x = 1\n" * 400, None),
-        ("x = 1\n" * 401, "401 lines, limit 400"),
+        ("x = 1\n" * 500, None),
+        ("x = 1\n" * 501, "501 lines, limit 500"),
     ],
 )
 def test_an_excess_is_named(tmp_path: Path, source: str, excess: str | None) -> None:
