@@ -305,7 +305,7 @@ def test_a_document_that_is_deleted_is_let_go(checkpoint: Folder) -> None:
     llm: Any = make_llm(checkpoint())
     segment = llm.host(BOOK, index=INDEX)
     answer(llm, prompt(1), 4, select=FEW, revise=Revise(2))
-    windows = llm.engine.runner.attention._readings.windows
+    windows = llm.engine.runner.attention._builder.windows
     assert any(work.holds(segment) for work in windows._works.values())
     assert llm.engine.hosting.forget(segment.key)
     assert not any(work.holds(segment) for work in windows._works.values())
