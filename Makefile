@@ -97,9 +97,10 @@ $(VENV)/.runtime: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[serve]' $(TORCH)
 	@touch $@
 
-# the tests of the product alone
-$(VENV)/.test: $(VENV)/.runtime
+# the tests of the product alone: they build their models and scenes with the lab, whose own packages they don't need
+$(VENV)/.test: $(VENV)/.runtime lab/pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]' $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-deps --editable ./lab
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test lab/pyproject.toml
