@@ -62,9 +62,13 @@ def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidat
     return Choice(torch.arange(most).expand(rows, heads, most).contiguous(), counts)
 
 
-@each_revised_row
 @pytest.mark.parametrize(
-    "revise", [Revise(1), Revise(3), Revise(9), Revise(3, local="stale")], ids=str
+    ("row", "revise"),
+    [
+        *((row, Revise(3)) for row in REVISED),
+        *(("quest", revise) for revise in (Revise(1), Revise(9), Revise(3, local="stale"))),
+    ],
+    ids=str,
 )
 def test_a_full_budget_equals_dense_decode(
     checkpoint: Folder, row: str, revise: Revise, monkeypatch: pytest.MonkeyPatch
