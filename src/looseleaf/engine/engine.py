@@ -24,10 +24,9 @@ from looseleaf.engine.input_processor import InputProcessor
 from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
-from looseleaf.engine.runner.batch import drawing_rows
 from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
 from looseleaf.engine.runner.runner import Runner
-from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep
+from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.scheduler import Scheduler, StepWork

@@ -1,17 +1,22 @@
-"""A step on the host: the rows, chunks and features that the runner passes to the model."""
+"""A step on the host: the rows, chunks and features that the runner passes to the model.
+
+The row table has tokens, slots and offsets. A token may be *awaited*: the previous step sampled it
+on the device, and the host has no copy yet. A negative number is its placeholder."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+import numpy as np
+
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.blend.fusion import Fusion
-from looseleaf.engine.runner.batch import step_rows
 from looseleaf.engine.runner.resume_at_layer import find_late_rows
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.sequence import Sequence
 from looseleaf.graphs.late_rows import LateRows
-from looseleaf.graphs.rows import RowInputs
+from looseleaf.graphs.rows import RowInputs, join_tables
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
 
@@ -83,3 +88,39 @@ def _features(
                 ends_prompt=chunk.ends_prompt,
             )
             yield feature, rows
+
+
+def step_rows(work: StepWork, page_size: int, num_past: Rows[int]) -> RowInputs:
+    """The rows of ``work``: one for each decoding sequence, then ``num_past`` revised rows of each,
+    then the rows of the chunks."""
+    decode = [_tail_row(sequence, 0, page_size) for sequence in work.decode]
+    if num_past:
+        decode += [
+            _tail_row(sequence, age, page_size)
+            for sequence, past in zip(work.decode, num_past, strict=True)
+            for age in range(1, past + 1)
+        ]
+    table = np.array(decode, dtype=np.int64).reshape(-1, 3).T
+    if not work.chunks and not num_past:
+        return RowInputs(np.ascontiguousarray(table), None)
+    tables = [table, *(chunk.table(page_size) for chunk in work.chunks)]
+    past = range(len(work.decode), len(decode))
+    return RowInputs(join_tables(tables), list(_logit_rows(work, len(decode))), past)
+
+
+def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
+    """Token, slot and offset of the token ``age`` tokens before the newest."""
+    tail = sequence.tail
+    offset = len(tail.tokens) - 1 - age
+    stored = offset - sequence.num_evicted
+    slot = tail.pages[stored // page_size] * page_size + stored % page_size
+    return tail.tokens[offset], slot, offset
+
+
+def _logit_rows(work: StepWork, row: int) -> Iterator[int]:
+    """The logit rows of the step; ``row`` is the first row of the chunks."""
+    yield from range(len(work.decode))
+    for chunk in work.chunks:
+        row += chunk.stop - chunk.start
+        if chunk.ends_prompt:
+            yield row - 1

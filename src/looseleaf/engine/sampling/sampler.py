@@ -40,7 +40,7 @@ class Sampler:
         A row's token depends on its logits, its state and its seed, not on other rows.
         """
         if batch.plain_greedy:
-            return SampledTokens(likeliest(logits), {})
+            return SampledTokens(likeliest(logits) if logits.is_cuda else logits.argmax(-1), {})
         adjusted = _adjusted(logits, batch)
         token_ids = adjusted.argmax(-1)
         if batch.random:
