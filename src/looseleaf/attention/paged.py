@@ -40,7 +40,7 @@ from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
-from looseleaf.ops.store_kv import NewRows, store_kv
+from looseleaf.ops.store_kv import NewRows
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
@@ -336,7 +336,7 @@ class _OpsStep:
         # candidate pages are final, so their scores need not wait for the store
         store_with_scores = choice is not None and plan.spans is None
         if not store_with_scores:
-            store_kv(*rows[:4], rotation, k_pages, v_pages, mode)
+            rows.store(rotation, mode)
         if not len(q):
             return q
         new = None

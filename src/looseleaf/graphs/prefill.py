@@ -77,9 +77,10 @@ class _WatchKey:
 
 
 @dataclass(frozen=True)
-class _Watched(_Pass):
+class _Watched:
     """A captured watched pass with the buffers of its watched spans and rows."""
 
+    captured: _Pass
     watched: SpanBuffer
     weight: Tensor
     before: Tensor
@@ -157,18 +158,19 @@ class PassGraphs:
         key, spans, watched = self._watch_key(chunks, watch, depth)
         if not key.rows.holds(spans) or not key.watched.holds(watched):
             return None
-        captured = self._watched_for(key)
+        buffers = self._watched_for(key)
+        captured = buffers.captured
         self._await_fetch()
         self._load(table, ())
         captured.buffer.load(spans)
         # unused spans need length 0, because blocks of keys are assigned by span
         lengths = np.zeros(key.watched.spans, dtype=np.int32)
         lengths[: watched.num_spans] = watched.arrays["span_length"]
-        captured.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
+        buffers.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
         numbers = torch.stack([watch.weight.float(), torch.tensor(watch.before).float()])
         weight, before = to_device(numbers, self.model.device)
-        captured.weight[: len(weight)].copy_(weight)
-        captured.before[: len(before)].copy_(before)
+        buffers.weight[: len(weight)].copy_(weight)
+        buffers.before[: len(before)].copy_(before)
         launched = self._replay(captured, awaited)
         return captured.result[: watch.num_keys], launched
 
@@ -256,30 +258,35 @@ class PassGraphs:
             buffer.fetch()
             return self._forward(buffer, key.enters, within)
 
-        return _Pass(*self._cut(run, self.model.config.num_layers), buffer)
+        return self._cut(run, self.model.config.num_layers, buffer)
 
     def _capture_watched(self, key: _WatchKey) -> _Watched:
         device = self.model.device
-        buffers = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
+        buffer, watched = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
         weight = torch.zeros(key.rows.rows, dtype=torch.float32, device=device)
         before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
+        hook = None if key.depth == self.model.config.num_layers else no_rows
 
         def run(within: Within) -> Tensor:
-            for numbers in (self._rows, *buffers):
+            for numbers in (self._rows, buffer, watched):
                 numbers.fetch()
-            return self._watch(key, buffers, (weight, before), within)
+            tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
+            step = ChunkStep(self.attention, buffer.spans, slots, places)
+            received = torch.zeros(key.keys, dtype=torch.float32, device=device)
+            seen = WatchedStep(step, watched.spans, key.layers, weight, before, received)
+            self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
+            return seen.received
 
-        return _Watched(*self._cut(run, key.depth), *buffers, weight, before)
+        return _Watched(self._cut(run, key.depth, buffer), watched, weight, before)
 
-    def _cut(
-        self, run: Callable[[Within], Tensor], depth: int
-    ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
+    def _cut(self, run: Callable[[Within], Tensor], depth: int, buffer: SpanBuffer) -> _Pass:
         """Capture ``run``, a pass through the first ``depth`` layers, in pieces."""
         self._await_fetch()
         self._rows.clear()
         starts = stretches(depth)
         result, graphs = self._captures.capture(run, starts[1:])
-        return result, graphs, [start - 1 for start in starts[1:]] + [depth - 1]
+        stops = [start - 1 for start in starts[1:]] + [depth - 1]
+        return _Pass(result, graphs, stops, buffer)
 
     def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
         tokens, slots, places, before = self._rows.numbers[:4, : buffer.capacity.rows].unbind(0)
@@ -297,22 +304,6 @@ class PassGraphs:
         attend = self.attention.over_spans(buffer.spans, kept, places)
         hidden = self.model.forward(tokens, within(attend), enter, hooked=(enters,))
         return self.model.logits(hidden.index_select(0, logit_rows))
-
-    def _watch(
-        self,
-        key: _WatchKey,
-        buffers: tuple[SpanBuffer, SpanBuffer],
-        numbers: tuple[Tensor, Tensor],
-        within: Within,
-    ) -> Tensor:
-        tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
-        rows, watched = buffers
-        step = ChunkStep(self.attention, rows.spans, slots, places)
-        received = torch.zeros(key.keys, dtype=torch.float32, device=tokens.device)
-        seen = WatchedStep(step, watched.spans, key.layers, *numbers, received)
-        hook = None if key.depth == self.model.config.num_layers else no_rows
-        self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
-        return seen.received
 
 
 def no_rows(layer: int, hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from looseleaf.kv.summaries import PageSummaries
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_scores import LayerRules, page_scores
 from looseleaf.ops.select_pages import CandidateList, PageScores
-from looseleaf.ops.store_kv import NewRows, store_kv
+from looseleaf.ops.store_kv import NewRows
 from looseleaf.types import Rotation, ScoreRule
 
 
@@ -33,8 +33,15 @@ class Scored(NamedTuple):
     @classmethod
     def of(cls, policy: PagePolicy, candidates: Candidates, sink: int) -> "Scored":
         """The scores of the candidates of ``policy``."""
-        shared = candidates.summaries, candidates.rotations, candidates.rules, candidates.pool
-        return cls(*shared, sink, policy, policy.worth)
+        return cls(
+            candidates.summaries,
+            candidates.rotations,
+            candidates.rules,
+            candidates.pool,
+            sink,
+            policy,
+            policy.worth,
+        )
 
     def pages(
         self,
@@ -53,7 +60,7 @@ class Scored(NamedTuple):
             vectors = self.summaries.layer(layer)
             return page_scores(q, vectors, listed, positions, rules, run, new, implementation)
         if new is not None:
-            store_kv(*new[:4], self.rotations[layer], *new[4:], implementation=implementation)
+            new.store(self.rotations[layer], implementation)
         candidates = ListedCandidates(
             (),
             self.policy,
