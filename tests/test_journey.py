@@ -11,8 +11,7 @@ FEATURES = (
     "blend/", "retro/", "sparse/", "tiers/", "index/", "attention/host", "attention/watched",
     "attention/select/attend_pages", "attention/select/candidates", "attention/select/device_topk",
     "attention/select/policy", "attention/select/worklist", "engine/background", "engine/canary",
-    "engine/deadlines", "engine/documents/", "engine/features", "engine/runner/eviction",
-    "engine/runner/microbatches", "engine/runner/pass_timer", "engine/runner/resume_at_layer",
+    "engine/documents/", "engine/features", "engine/runner/eviction", "engine/runner/microbatches",
     "engine/tiering/", "graphs/late_rows", "graphs/layerwise",
 )  # fmt: skip
 

@@ -14,21 +14,19 @@ from looseleaf.engine.accounting import Accounting
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.background import BackgroundWork
 from looseleaf.engine.canary import Canary
-from looseleaf.engine.closing import close
-from looseleaf.engine.deadlines import deadline_error
 from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
-from looseleaf.engine.fork_guard import only_here
 from looseleaf.engine.input_processor import InputProcessor
+from looseleaf.engine.lifetime import close, only_here
 from looseleaf.engine.profile_run import make_tiering
-from looseleaf.engine.progress import OutputProgress, RequestProgress
+from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
 from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows
-from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.sampling.grammar import GrammarCompiler
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (

@@ -29,8 +29,7 @@ from looseleaf.engine.runner.microbatches import (
     parted,
     rows_in_microbatches,
 )
-from looseleaf.engine.runner.pass_timer import PassTimer
-from looseleaf.engine.runner.step import Step, prepare_step
+from looseleaf.engine.runner.step import PassTimer, Step, prepare_step
 from looseleaf.engine.runner.warmup import warming
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.tiering.compute_time import ComputeTime
