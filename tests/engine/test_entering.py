@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Fuse
-from looseleaf.attention.watched import ChunkStep
 from looseleaf.blend import token_scoring as evidence
+from looseleaf.blend.watched import ChunkStep
 from looseleaf.engine.runner import runner as running
 from looseleaf.engine.runner import step as stepping
 from looseleaf.engine.runner.step import step_rows

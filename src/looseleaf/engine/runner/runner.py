@@ -19,6 +19,7 @@ from looseleaf.attention.plan.cost_model import CostModel
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
+from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.token_scoring import TokenScoring
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.runner.microbatches import (
@@ -37,7 +38,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.graphs.decode import StepGraphs
 from looseleaf.graphs.late_rows import enter_late
 from looseleaf.graphs.layerwise import LayerwiseWait
-from looseleaf.graphs.prefill import MAX_ROWS, PassGraphs
+from looseleaf.graphs.prefill import MAX_ROWS
 from looseleaf.graphs.rows import arrived_tokens, to_device
 from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.pool import PagePool
@@ -67,7 +68,7 @@ class Runner:
     pool: PagePool
     attention: PagedAttention
     graphs: StepGraphs | None = None
-    passes: PassGraphs | None = None
+    passes: ScoringGraphs | None = None
     runs_ahead: bool = False
     compute_time: ComputeTime | None = None
 
@@ -113,7 +114,7 @@ class Runner:
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
             # a padded pass may round differently
-            passes = None if attention.batch_invariant else PassGraphs(model, attention)
+            passes = None if attention.batch_invariant else ScoringGraphs(model, attention)
         compute_time = ComputeTime() if config.tiers.any else None
         return cls(
             model, pool, attention, graphs, passes, runs_ahead=on_gpu, compute_time=compute_time
