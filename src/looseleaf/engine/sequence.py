@@ -16,8 +16,7 @@ from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature
-from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun
-from looseleaf.prompt.positions import reads_apart, starts_of
+from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun, reads_apart, starts_of
 from looseleaf.prompt.request import DocumentPart, Request
 from looseleaf.sparse import make_policy
 from looseleaf.tiers import tenant_of

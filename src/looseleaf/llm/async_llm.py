@@ -27,7 +27,6 @@ from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
 from looseleaf.llm.result import Result
-from looseleaf.prompt.options import require_policies
 from looseleaf.prompt.request import (
     Document,
     Message,
@@ -36,6 +35,7 @@ from looseleaf.prompt.request import (
     PromptParts,
     Request,
     SystemPrompt,
+    require_policies,
     with_policies,
 )
 from looseleaf.sampling_params import SamplingParams
