@@ -19,7 +19,7 @@ from looseleaf.engine.scheduler import StepWork
 from looseleaf.graphs import prefill as pass_graphs
 from looseleaf.graphs.capture import Captures, Replayable, Within, stretches
 from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
-from looseleaf.graphs.row_buffer import RowBuffer
+from looseleaf.graphs.rows import RowBuffer
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.prompt.request import Request

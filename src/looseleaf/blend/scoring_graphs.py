@@ -11,7 +11,6 @@ from torch import Tensor
 from looseleaf.attention.buffers.span_buffer import SpanBuffer, SpanCapacity
 from looseleaf.attention.plan.chunks import PrefillChunk, host_spans
 from looseleaf.attention.plan.host_spans import HostSpans
-from looseleaf.attention.plan.lists import IntArray
 from looseleaf.blend.watched import (
     WATCHED_ROWS,
     ChunkStep,
@@ -23,7 +22,7 @@ from looseleaf.blend.watched import (
 from looseleaf.graphs.capture import Within
 from looseleaf.graphs.decode import room_for
 from looseleaf.graphs.prefill import MAX_ROWS, Pass, PassGraphs, capacity_for, padded_pass
-from looseleaf.graphs.rows import to_device
+from looseleaf.graphs.rows import IntArray, to_device
 from looseleaf.kv.store import PendingLoad
 
 

@@ -17,13 +17,10 @@ from looseleaf.attention.buffers.span_buffer import SpanBuffer, SpanCapacity
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.host_spans import HostSpans
-from looseleaf.attention.plan.lists import IntArray
 from looseleaf.graphs.capture import Captures, Replayable, Within, stretches
 from looseleaf.graphs.decode import room_for
-from looseleaf.graphs.late_rows import LateRows
-from looseleaf.graphs.layerwise import wait_for_layer
-from looseleaf.graphs.row_buffer import RowBuffer
-from looseleaf.graphs.rows import RowInputs, to_device
+from looseleaf.graphs.layerwise import LateRows, wait_for_layer
+from looseleaf.graphs.rows import IntArray, RowBuffer, RowInputs, to_device
 from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.store import PendingLoad
 from looseleaf.models import Decoder

@@ -36,8 +36,7 @@ from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidOption
 from looseleaf.graphs.decode import StepGraphs
-from looseleaf.graphs.late_rows import enter_late
-from looseleaf.graphs.layerwise import LayerwiseWait
+from looseleaf.graphs.layerwise import LayerwiseWait, enter_late
 from looseleaf.graphs.prefill import MAX_ROWS
 from looseleaf.graphs.rows import arrived_tokens, to_device
 from looseleaf.graphs.step_result import StepResult

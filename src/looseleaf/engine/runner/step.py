@@ -17,8 +17,7 @@ from looseleaf.blend.fusion import Fusion
 from looseleaf.engine.scheduler import Chunk, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.tiering.compute_time import ComputeTime, count_read, passes_over
-from looseleaf.graphs.late_rows import LateRows
-from looseleaf.graphs.layerwise import LayerwiseWait
+from looseleaf.graphs.layerwise import LateRows, LayerwiseWait
 from looseleaf.graphs.rows import RowInputs, join_tables
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
