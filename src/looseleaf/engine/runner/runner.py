@@ -175,7 +175,7 @@ class Runner:
         if not work.decode and not work.chunks:
             device = self.model.device
             return StepResult.of_chunks(torch.empty(0, self.model.config.vocab_size, device=device))
-        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks) if work.chunks else 0
+        new_rows = sum(chunk.num_rows for chunk in work.chunks) if work.chunks else 0
         outputs = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
         if self.graphs is not None and any(sequence.features for sequence in work.decode):
             microbatches = microbatches_of(outputs)
