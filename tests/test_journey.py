@@ -8,7 +8,7 @@ from tools.journey import Journey, journeys
 LIMITS = {"request": 47, "decode step": 20, "fuse request": 53}
 MOST_CALLS = 210
 FEATURES = (
-    "blend/", "retro/", "sparse/", "tiers/", "index/", "attention/host",
+    "blend/", "retro/", "sparse/", "tiers/", "index/",
     "attention/select/attend_pages", "attention/select/candidates", "attention/select/device_topk",
     "attention/select/policy", "attention/select/worklist", "engine/background", "engine/canary",
     "engine/documents/", "engine/features", "engine/runner/eviction", "engine/runner/microbatches",

@@ -7,12 +7,12 @@ after the first blended document is one pass with the chosen tokens."""
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.blend.fusion import Fusion, make_fusion
 from looseleaf.config import Fuse, Select
 from looseleaf.engine.reports.outputs import Arrivals
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.attend import HostedRead
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature

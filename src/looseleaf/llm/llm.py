@@ -17,7 +17,7 @@ from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import InvalidOption, InvalidRequest
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.llm.load import load_engine
 from looseleaf.prompt.request import (
     Document,

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf.config import ModelConfig, Select, share_of
 from looseleaf.errors import InvalidOption
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.attend import HostedRead
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment
 from looseleaf.prompt.request import DocumentPart, Request, TextPart
