@@ -23,10 +23,13 @@ from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.engine.result import Result
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
+from looseleaf.llm.client import EngineFacts
 from looseleaf.llm.engine_thread import Fail, Outcome, Worker
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.options import require_policies
 from looseleaf.prompt.request import (
     Document,
@@ -92,6 +95,29 @@ class AsyncLLM(ProcessBound):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Fixed properties of the engine."""
+        engine = self.engine
+        return EngineFacts(
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.config.scheduler.max_num_seqs,
+            vocab_size=engine.prompts.vocab_size,
+            dtype=str(engine.runner.model.dtype).removeprefix("torch."),
+            disk_path=engine.config.tiers.disk_path,
+            threads=None if engine.threads is None else str(engine.threads),
+        )
+
+    @property
+    def prompts(self) -> PromptBuilder:
+        """The engine's prompt builder; thread-safe."""
+        return self.engine.prompts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.engine.tokenizer
 
     @property
     def is_open(self) -> bool:
@@ -296,6 +322,14 @@ class AsyncLLM(ProcessBound):
     async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document; returns its last state. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.delete(document_id, salt))
+
+    async def writes_done(self) -> None:
+        """Return after all writes to tiers that are pending now."""
+        if self.engine.tiers is None:
+            return
+        result: Result[None] = Result(asyncio.get_running_loop())
+        self.engine.tiers.when_written(lambda: result.settle(None))
+        await result.future
 
     def snapshot(self) -> EngineSnapshot:
         """The engine's state after its latest step; callable from any thread."""

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from looseleaf.engine.reports.outputs import CompletionOutput, RequestOutput
+from looseleaf.llm.client import Completion, Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.server import report
 from looseleaf.server.generation import Generation
@@ -33,7 +33,7 @@ class Form(Protocol):
     def ending(self) -> Json:
         """Content of the last chunk, which has the finish reason."""
 
-    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         """Content of a complete choice."""
 
 
@@ -58,7 +58,7 @@ class ChatForm:
     def ending(self) -> Json:
         return {"delta": {}, "logprobs": None}
 
-    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         message = {"role": "assistant", "content": output.text, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(output.logprobs)}
 
@@ -87,7 +87,7 @@ class CompletionForm:
     def ending(self) -> Json:
         return {"text": "", "logprobs": None}
 
-    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         return self.piece(output.text, output.logprobs, offsets)
 
     def _logprobs(
@@ -160,9 +160,7 @@ class Answer:
             usage = {"choices": [], "usage": self._usage(), "looseleaf": self._reuse()}
             yield {**self._header(self.form.chunk_object), **usage}
 
-    def _new_chunks(
-        self, number: int, output: CompletionOutput, request: RequestOutput
-    ) -> list[Json]:
+    def _new_chunks(self, number: int, output: Completion, request: Output) -> list[Json]:
         index = self._index(number, output.index)
         if index not in self._progress:
             self._progress[index] = _Progress(self._offsets(request))
@@ -185,8 +183,8 @@ class Answer:
             contents.append({**self.form.ending(), "finish_reason": output.finish_reason})
         return [self._chunk(index, content) for content in contents]
 
-    def _offsets(self, request: RequestOutput) -> report.TextOffsets:
-        tokenizer = self.generation.service.llm.engine.tokenizer
+    def _offsets(self, request: Output) -> report.TextOffsets:
+        tokenizer = self.generation.service.llm.tokenizer
         return report.TextOffsets(tokenizer, request.prompt_token_ids)
 
     def _chunk(self, index: int, content: Json) -> Json:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.llm.client import Output
 from looseleaf.prompt.request import Policies, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.connection import cancel
@@ -14,7 +14,7 @@ from looseleaf.server.keys import Caller
 from looseleaf.server.prompts import TokenizedPrompt
 from looseleaf.server.service import Service
 
-Update = tuple[int, RequestOutput]
+Update = tuple[int, Output]
 """The index of a prompt, and its output so far."""
 
 
@@ -32,14 +32,14 @@ class Generation:
     deadline: float
     policies: Policies
     shortens: bool = False
-    outputs: list[RequestOutput | None] = field(init=False)
+    outputs: list[Output | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.outputs = [None] * len(self.prompts)
         self._check_sizes()
 
     @property
-    def latest(self) -> list[RequestOutput]:
+    def latest(self) -> list[Output]:
         """The outputs so far, without prompts that have none yet."""
         return [output for output in self.outputs if output is not None]
 
@@ -92,7 +92,7 @@ class Generation:
         finally:
             await cancel(*tasks)
 
-    def _stream(self, number: int) -> AsyncIterator[RequestOutput]:
+    def _stream(self, number: int) -> AsyncIterator[Output]:
         prompt = self.prompts[number]
         request = Request(
             self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}",
@@ -111,12 +111,12 @@ class Generation:
             return None
         if limit is not None and not self.shortens:
             return limit
-        context = self.service.llm.engine.max_model_len
+        context = self.service.llm.facts.max_model_len
         room = (context if max_total is None else min(context, max_total)) - prompt.num_tokens
         return max(1, self.params.min_tokens, room if limit is None else min(limit, room))
 
     def _check_sizes(self) -> None:
-        config, context = self.service.config, self.service.llm.engine.max_model_len
+        config, context = self.service.config, self.service.llm.facts.max_model_len
         outputs = len(self.prompts) * self.params.n
         if outputs > config.max_completions:
             raise ApiError(

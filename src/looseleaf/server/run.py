@@ -72,8 +72,8 @@ class Server(uvicorn.Server):
         if self.started:
             host = self.service.config.host
             shown = f"[{host}]" if ":" in host else host
-            threads = self.service.llm.engine.threads
-            fields = {} if threads is None else {"threads": str(threads)}
+            threads = self.service.llm.facts.threads
+            fields = {} if threads is None else {"threads": threads}
             self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/", **fields)
 
     async def on_tick(self, counter: int) -> bool:
@@ -132,7 +132,7 @@ def serve(service: Service) -> int:
     service.log.info(
         "loaded",
         models=list(service.models),
-        max_model_len=service.llm.engine.max_model_len,
+        max_model_len=service.llm.facts.max_model_len,
         tenants=len(service.keys.tenants),
         max_connections=server.connections.capacity,
     )

@@ -15,9 +15,11 @@ from looseleaf.config import ServerConfig
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, InvalidOption
 from looseleaf.llm.async_llm import AsyncLLM
+from looseleaf.llm.client import EngineClient
 from looseleaf.llm.load import find_model
 from looseleaf.models import read_advice
 from looseleaf.prompt.request import Document, SystemPrompt
+from looseleaf.server.engine_metrics import EngineMetrics
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import (
     KEYS_VARIABLE,
@@ -73,7 +75,7 @@ class Service:
     drain ends."""
 
     config: ServerConfig
-    llm: AsyncLLM
+    llm: EngineClient
     models: dict[str, ServedModel]
     keys: KeyRing
     metrics: ServerMetrics
@@ -205,14 +207,14 @@ class Service:
         """Bytes of the largest body; by default enough for ``max_completions`` full contexts."""
         mib = self.config.max_body_mib
         if mib is None:
-            tokens = self.config.max_completions * self.llm.engine.max_model_len
+            tokens = self.config.max_completions * self.llm.facts.max_model_len
             mib = min(max(tokens * TOKEN_BYTES / 2**20, MIN_BODY_MIB), MAX_BODY_MIB)
         return int(mib * 2**20)
 
     @property
     def max_values(self) -> int:
         """Most JSON values and names of a body."""
-        return most_values(self.llm.engine.max_model_len)
+        return most_values(self.llm.facts.max_model_len)
 
     def model(self, name: str) -> ServedModel:
         """The model ``name``. Raises ApiError: 404, or 503 during shutdown."""
@@ -239,9 +241,9 @@ class Service:
     def prompts(self, caller: Caller) -> PromptMaker:
         """The prompt maker of the caller's tenant."""
         return PromptMaker(
-            self.llm.engine.prompts,
+            self.llm.prompts,
             self.template,
-            self.llm.engine.max_model_len,
+            self.llm.facts.max_model_len,
             lambda document_id: self._registered(document_id, caller),
             self.longest_token,
         )
@@ -251,62 +253,90 @@ class Service:
             return self.llm.registered(document_id, caller.salt)
 
 
+@dataclass(frozen=True)
+class Frontend:
+    """The parts of a server that need no engine: checked options, keys, log and tracer."""
+
+    config: ServerConfig
+    folder: Path
+    models: dict[str, ServedModel]
+    keys: KeyRing
+    log: Any
+    log_writer: LineWriter
+    tracer: Tracer
+    advice: Mapping[str, Any]
+
+    @classmethod
+    def create(cls, model: str | None, config: ServerConfig) -> "Frontend":
+        """Check the options of a server. Raises InvalidOption and ModelError."""
+        keys_file = Path(config.api_keys) if config.api_keys else None
+        keys = read_keys(keys_file, os.environ.get(KEYS_VARIABLE))
+        exposed = None if keys_file is None else exposure(keys_file)
+        if exposed is not None and config.strict_permissions:
+            raise InvalidOption(f"{exposed}, or drop --strict-permissions")
+        require_safe(config, keys)
+        models = _models(model, config)
+        tracer = make_tracer(config.tracing)
+        log_writer = LineWriter()
+        log = make_log(config, log_writer)
+        if exposed is not None:
+            log.warning("keys_exposed", reason=exposed)
+        with forward_logging(log):
+            folder = find_model(model)
+            advice = read_advice(folder) if config.generation_config else {}
+        return cls(config, folder, models, keys, log, log_writer, tracer, advice)
+
+    @property
+    def base_name(self) -> str:
+        """The name of the model on the command line."""
+        return next(iter(self.models))
+
+    def service(self, llm: EngineClient, metrics: ServerMetrics) -> Service:
+        """The server's state over an engine."""
+        config, facts = self.config, llm.facts
+        if self.advice:
+            self.log.info("sampling_defaults", source="generation_config.json", **self.advice)
+        return Service(
+            config=config,
+            llm=llm,
+            models=self.models,
+            keys=self.keys,
+            metrics=metrics,
+            log=self.log,
+            log_writer=self.log_writer,
+            tracer=self.tracer,
+            limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
+            queue=Queue(facts.max_num_seqs, config.max_queue),
+            records=Records(facts.disk_path, self.base_name),
+            template=choose_template(config.document_template, llm.tokenizer),
+            longest_token=longest_token(llm.tokenizer),
+            fingerprint=f"looseleaf-{__version__}",
+            advice=self.advice,
+        )
+
+
 def make_service(
     model: str | None,
     config: ServerConfig,
     options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Service:
-    """Load a model and prepare to serve it; ``on_progress`` hears how far that is. Raises
-    InvalidOption and ModelError before any port is open."""
-    keys_file = Path(config.api_keys) if config.api_keys else None
-    keys = read_keys(keys_file, os.environ.get(KEYS_VARIABLE))
-    exposed = None if keys_file is None else exposure(keys_file)
-    if exposed is not None and config.strict_permissions:
-        raise InvalidOption(f"{exposed}, or drop --strict-permissions")
-    require_safe(config, keys)
-    models = _models(model, config)
-    tracer = make_tracer(config.tracing)
-    log_writer = LineWriter()
-    log = make_log(config, log_writer)
-    if exposed is not None:
-        log.warning("keys_exposed", reason=exposed)
-    # the engine's thread tells the metrics of its steps, and these ask the engine for counts
-    metrics = ServerMetrics(lambda: llm.snapshot())
-    with forward_logging(log):
-        folder = find_model(model)
-        advice = read_advice(folder) if config.generation_config else {}
+    """Load a model and prepare to serve it in one process; ``on_progress`` hears how far that is.
+
+    Raises InvalidOption and ModelError before any port is open."""
+    frontend = Frontend.create(model, config)
+    metrics = ServerMetrics()
+    engine_metrics = EngineMetrics(metrics.registry)
+    with forward_logging(frontend.log):
         llm = AsyncLLM(
-            folder,
+            frontend.folder,
             warm_up=config.warm_up,
-            on_step=metrics.on_step,
+            on_step=engine_metrics.on_step,
             on_progress=on_progress,
             **(options or {}),
         )
-    if advice:
-        log.info("sampling_defaults", source="generation_config.json", **advice)
-    engine = llm.engine
-    engine.accounting.on_queued = metrics.queued.observe
-    engine.accounting.on_first_token = metrics.first_token.observe
-    dtype = str(engine.runner.model.dtype).removeprefix("torch.")
-    metrics.build.info({"version": __version__, "model": next(iter(models)), "dtype": dtype})
-    return Service(
-        config=config,
-        llm=llm,
-        models=models,
-        keys=keys,
-        metrics=metrics,
-        log=log,
-        log_writer=log_writer,
-        tracer=tracer,
-        limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
-        queue=Queue(engine.config.scheduler.max_num_seqs, config.max_queue),
-        records=Records(engine.config.tiers.disk_path, next(iter(models))),
-        template=choose_template(config.document_template, engine.tokenizer),
-        longest_token=longest_token(engine.tokenizer),
-        fingerprint=f"looseleaf-{__version__}",
-        advice=advice,
-    )
+    engine_metrics.watch(llm, frontend.base_name)
+    return frontend.service(llm, metrics)
 
 
 def require_safe(config: ServerConfig, keys: KeyRing) -> None:

@@ -50,15 +50,15 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
         for part in message.content
     )
     _check_documents(service, len(documents) + num_inline)
-    engine = service.llm.engine
-    params = chat_params(body, engine.tokenizer.vocab_size, service.advice)
+    tokenizer = service.llm.tokenizer
+    params = chat_params(body, tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
     prompt = await service.prepare(
         caller, due, maker.chat, body.messages, documents, model.system_prompt
     )
-    form = ChatForm(engine.tokenizer, body.top_logprobs or 0)
+    form = ChatForm(tokenizer, body.top_logprobs or 0)
     generation = _generation(request, body, [prompt], params, due)
     return await _answer(request, body, generation, form)
 
@@ -78,8 +78,8 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
             param="prompt",
             code="too_many_outputs",
         )
-    engine = service.llm.engine
-    params = completion_params(body, engine.tokenizer.vocab_size, service.advice)
+    tokenizer = service.llm.tokenizer
+    params = completion_params(body, tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
@@ -87,7 +87,7 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
         await service.prepare(caller, due, maker.completion, prompt, documents)
         for prompt in body.prompts
     ]
-    form = CompletionForm(engine.tokenizer, body.logprobs or 0)
+    form = CompletionForm(tokenizer, body.logprobs or 0)
     # the default limit never refuses a long prompt
     shortens = body.max_tokens is None
     generation = _generation(request, body, prompts, params, due, shortens=shortens)

@@ -62,7 +62,7 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
             caller, due, maker.completion, text, documents, markers=markers
         )
     tokens = [token for part in prompt.parts for token in part.tokens]
-    limit = service.llm.engine.max_model_len
+    limit = service.llm.facts.max_model_len
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
 
@@ -129,6 +129,6 @@ def _model(service: Service, model: ServedModel) -> dict[str, object]:
         "object": "model",
         "created": service.created,
         "owned_by": "looseleaf",
-        "max_model_len": service.llm.engine.max_model_len,
+        "max_model_len": service.llm.facts.max_model_len,
         "system_prompt_tokens": len(prompt.tokens) if prompt else 0,
     }
