@@ -205,6 +205,18 @@ class Engine:
                 output.stop.close("abort")
                 self._retire(output)
 
+    def end_output(self, request_id: str, index: int) -> RequestProgress | None:
+        """End one output of an active request, whose caller has found a stop string in its text.
+
+        Returns the request, None if the output has ended already."""
+        progress = self._requests.get(request_id)
+        output = progress.outputs[index] if progress else None
+        if output is None or output.finished:
+            return None
+        output.stop.close("stop")
+        self._retire(output)
+        return progress
+
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 

@@ -22,9 +22,10 @@ from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.engine.result import Result
 from looseleaf.engine.runner.runner import OnProgress
+from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
 from looseleaf.llm.client import EngineFacts
-from looseleaf.llm.engine_thread import Fail, Outcome, Worker
+from looseleaf.llm.engine_thread import Change, Fail, Worker
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
@@ -41,11 +42,13 @@ from looseleaf.prompt.request import (
     SystemPrompt,
     with_policies,
 )
-from looseleaf.sampling_params import SamplingParams
+from looseleaf.sampling_params import Grammar, SamplingParams
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+
+_Outcome = RequestOutput | Exception
 
 _GRACE_SECONDS = 2.0
 """Seconds after a deadline in which the engine may report it; then the stream raises by itself."""
@@ -95,6 +98,11 @@ class AsyncLLM(ProcessBound):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
+
+    @property
+    def worker(self) -> Worker:
+        """The engine's thread, for callers that deliver tokens by themselves."""
+        return self._worker
 
     @property
     def facts(self) -> EngineFacts:
@@ -213,17 +221,18 @@ class AsyncLLM(ProcessBound):
         loop = asyncio.get_running_loop()
         limit = request.deadline
         due = None if limit is None else loop.time() + limit + _GRACE_SECONDS
-        newest, arrived = deque[Outcome](), asyncio.Event()
+        newest, arrived = deque[_Outcome](), asyncio.Event()
         since = time.perf_counter()
 
-        def take(outcome: Outcome) -> None:
+        def take(outcome: _Outcome) -> None:
             # an output contains all earlier outputs, so slow readers get only the newest
             if isinstance(outcome, RequestOutput):
                 newest.clear()
             newest.append(outcome)
             arrived.set()
 
-        def deliver(outcome: Outcome) -> None:
+        def deliver(change: Change) -> None:
+            outcome = change if isinstance(change, Exception) else change.output()
             # the loop may be closed, without readers
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(take, outcome)
@@ -247,6 +256,12 @@ class AsyncLLM(ProcessBound):
             finally:
                 self._worker.leave(request.request_id, deliver)
 
+    async def compile(
+        self, grammar: Grammar | None, salt: str, limit: float | None
+    ) -> CompiledGrammar | None:
+        """The compiled grammar of a request, as by `Preparation.compile`."""
+        return await self._preparation.compile(grammar, salt, limit)
+
     async def prepare(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of ``make``, such as a prompt, from threads that salts share fairly."""
         return await self._preparation.make(salt, make, *args, **named)
@@ -254,11 +269,15 @@ class AsyncLLM(ProcessBound):
     async def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
         prompt = await self.prepare("", self.engine.prompts.system_prompt, text)
+        await self.hold(prompt)
+        return prompt
+
+    async def hold(self, prompt: SystemPrompt) -> None:
+        """Compute the tokens of a system prompt, and keep them in the cache."""
         progress = await self.call(lambda engine: engine.hold(prompt), new=True)
         await self._watch(lambda: progress.finished or None)
         if progress.error is not None:
             raise progress.error
-        return prompt
 
     async def register(
         self,
@@ -281,6 +300,31 @@ class AsyncLLM(ProcessBound):
         first = system_prompt or self.system_prompt
         prompts = self.engine.prompts
         parts = await self.prepare(salt, prompts.from_document, document, first, system)
+        progress = self.register_parts(
+            document,
+            parts,
+            document_id=document_id,
+            salt=salt,
+            pinned=pinned,
+            hosted=hosted,
+            most=most,
+        )
+        async with contextlib.aclosing(progress):
+            async for info in progress:
+                yield info
+
+    async def register_parts(
+        self,
+        document: Document,
+        parts: PromptParts,
+        *,
+        document_id: str | None = None,
+        salt: str = "",
+        pinned: bool = False,
+        hosted: IndexConfig | None = None,
+        most: int | None = None,
+    ) -> AsyncGenerator[DocumentInfo, None]:
+        """As `register`, of a document whose prompt is tokenized."""
         info = await self.call(
             lambda engine: engine.documents.register(
                 document, parts, document_id, salt, pinned=pinned, hosted=hosted, most=most

@@ -152,7 +152,7 @@ class Answer:
                 if chunks and is_first and len(self.generation.prompts) == 1:
                     chunks[0]["looseleaf"] = self._reuse()
                 is_first = is_first and not chunks
-                if self.generation.finished and not self.include_usage:
+                if chunks and self.generation.finished and not self.include_usage:
                     chunks[-1]["looseleaf"] = self._reuse()
                 for chunk in chunks:
                     yield chunk

@@ -33,6 +33,7 @@ class Generation:
     policies: Policies
     shortens: bool = False
     outputs: list[Output | None] = field(init=False)
+    _finished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.outputs = [None] * len(self.prompts)
@@ -45,8 +46,8 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether every prompt has finished."""
-        return all(output is not None and output.finished for output in self.outputs)
+        """Whether every prompt has finished, as far as the updates have said."""
+        return len(self._finished) == len(self.prompts)
 
     async def updates(self) -> AsyncGenerator[Update, None]:
         """Outputs as they grow; closing the generator aborts all prompts.
@@ -57,7 +58,9 @@ class Generation:
             async with aclosing(updates):
                 async for number, output in updates:
                     self.outputs[number] = output
-                    if output.finished:
+                    # an output may grow between two updates, so its end may be seen twice
+                    if output.finished and number not in self._finished:
+                        self._finished.add(number)
                         self.service.metrics.on_finish(output)
                     yield number, output
 
@@ -69,7 +72,7 @@ class Generation:
 
     async def _merged(self) -> AsyncGenerator[Update, None]:
         # one slot: streams wait for a slow reader, then yield their newest output only
-        updates: asyncio.Queue[Update | Exception] = asyncio.Queue(maxsize=1)
+        updates: asyncio.Queue[Update | Exception | None] = asyncio.Queue(maxsize=1)
 
         async def forward(number: int) -> None:
             try:
@@ -77,6 +80,7 @@ class Generation:
                 async with aclosing(self._stream(number)) as stream:  # type: ignore[type-var]
                     async for output in stream:
                         await updates.put((number, output))
+                await updates.put(None)
             except Exception as error:
                 await updates.put(error)
 
@@ -87,8 +91,10 @@ class Generation:
                 update = await updates.get()
                 if isinstance(update, Exception):
                     raise update
-                num_running -= update[1].finished
-                yield update
+                if update is None:
+                    num_running -= 1
+                else:
+                    yield update
         finally:
             await cancel(*tasks)
 

@@ -1,0 +1,229 @@
+"""Messages between an engine's process and the processes that use it, in MessagePack.
+
+Token ids are little-endian int32. A message never contains code: both ends build its types."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from looseleaf import errors
+from looseleaf.config import Fuse, Revise, Select
+from looseleaf.engine.reports.outputs import (
+    AttentionPath,
+    RequestMetrics,
+    ReuseReport,
+    RevisionReport,
+    SelectReport,
+)
+from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.errors import EngineFault, LimitExceeded, LooseleafError
+from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
+from looseleaf.sampling_params import Grammar, SamplingParams
+
+
+class WireError(msgspec.Struct, array_like=True):
+    """An error of the library: its class, message and options; ``what`` is of LimitExceeded."""
+
+    kind: str
+    message: str
+    options: tuple[str, ...] = ()
+    what: str = ""
+
+
+class WirePart(msgspec.Struct, array_like=True):
+    """A part of a prompt; ``context_length`` and ``name`` are of documents."""
+
+    ids: bytes
+    num_shared: int = 0
+    opens_answer: bool = False
+    context_length: int | None = None
+    name: str = ""
+
+
+class Open(msgspec.Struct, tag="open"):
+    """Begin the request ``name`` as stream ``number``. ``since`` is its arrival, on
+    `time.perf_counter`, which the processes of a machine share. ``params`` and the policies have
+    the fields that differ from their defaults."""
+
+    number: int
+    name: str
+    parts: list[WirePart]
+    params: dict[str, Any]
+    since: float
+    salt: str = ""
+    deadline: float | None = None
+    fuse: dict[str, Any] | None = None
+    select: dict[str, Any] | None = None
+    revise: dict[str, Any] | None = None
+
+
+class Leave(msgspec.Struct, tag="leave"):
+    """Abort a stream."""
+
+    number: int
+
+
+class Cut(msgspec.Struct, tag="cut"):
+    """End one output of a stream, because its text has a stop string."""
+
+    number: int
+    output: int
+
+
+class Call(msgspec.Struct, tag="call"):
+    """Call an operation of the engine; replies have the same number."""
+
+    number: int
+    method: str
+    arguments: dict[str, Any]
+
+
+class Delta(msgspec.Struct, array_like=True, gc=False):
+    """New tokens of one output; ``finish`` is the reason of its end, None while it grows."""
+
+    number: int
+    output: int
+    tokens: list[int]
+    logprobs: list[tuple[TokenLogprob, ...]] | None = None
+    finish: str | None = None
+
+
+class Report(msgspec.Struct, array_like=True):
+    """The state of a stream besides its tokens: at its first token, and at its end."""
+
+    number: int
+    finished: bool = False
+    error: WireError | None = None
+    reuse: ReuseReport | None = None
+    metrics: RequestMetrics | None = None
+    attention: AttentionPath | None = None
+    revision: RevisionReport | None = None
+    select: SelectReport | None = None
+
+
+class Step(msgspec.Struct, tag="step"):
+    """All news of one step of the engine for one process."""
+
+    reports: list[Report]
+    deltas: list[Delta]
+
+
+class Reply(msgspec.Struct, tag="reply"):
+    """A result of a call. The last reply of a call is not ``more``."""
+
+    number: int
+    value: Any = None
+    error: WireError | None = None
+    more: bool = False
+
+
+class Pulse(msgspec.Struct, tag="pulse"):
+    """Sent at intervals: the age of the engine's step in seconds."""
+
+    busy: float
+
+
+ToEngine = Open | Leave | Cut | Call
+FromEngine = Step | Reply | Pulse
+
+
+def ids_to_bytes(ids: Iterable[int]) -> bytes:
+    """Token ids as bytes."""
+    return np.fromiter(ids, dtype="<i4").tobytes()
+
+
+def ids_from_bytes(content: bytes) -> tuple[int, ...]:
+    """The token ids of `ids_to_bytes`."""
+    return tuple(np.frombuffer(content, dtype="<i4").tolist())
+
+
+def parts_to_wire(parts: PromptParts) -> list[WirePart]:
+    """A tokenized prompt as messages."""
+    return [
+        WirePart(ids_to_bytes(part.tokens), part.num_shared, part.opens_answer)
+        if isinstance(part, TextPart)
+        else WirePart(ids_to_bytes(part.tokens), context_length=part.context_length, name=part.name)
+        for part in parts
+    ]
+
+
+def parts_from_wire(parts: Iterable[WirePart]) -> PromptParts:
+    """The prompt of `parts_to_wire`."""
+    return tuple(
+        TextPart(ids_from_bytes(part.ids), part.num_shared, part.opens_answer)
+        if part.context_length is None
+        else DocumentPart(ids_from_bytes(part.ids), part.context_length, part.name)
+        for part in parts
+    )
+
+
+def changed_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    changed = {}
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if content != field.default:
+            changed[field.name] = content
+    return changed
+
+
+def open_message(request: Request, number: int, since: float) -> Open:
+    """The message that begins ``request``."""
+    params = changed_fields(request.params)
+    if request.params.grammar is not None:
+        params["grammar"] = changed_fields(request.params.grammar)
+    policies = {
+        name: None if policy is None else changed_fields(policy)
+        for name, policy in (
+            ("fuse", request.fuse),
+            ("select", request.select),
+            ("revise", request.revise),
+        )
+    }
+    parts = parts_to_wire(request.parts)
+    return Open(
+        number, request.request_id, parts, params, since, request.salt, request.deadline, **policies
+    )
+
+
+def request_of(message: Open) -> Request:
+    """The request of `open_message`; its caller decodes the output."""
+    params = dict(message.params)
+    grammar = params.pop("grammar", None)
+    return Request(
+        message.name,
+        parts_from_wire(message.parts),
+        SamplingParams(**params, grammar=None if grammar is None else Grammar(**grammar)),
+        message.salt,
+        message.deadline,
+        fuse=_policy(Fuse, message.fuse),
+        select=_policy(Select, message.select),
+        revise=_policy(Revise, message.revise),
+        decodes=False,
+    )
+
+
+def _policy(kind: Any, options: Mapping[str, Any] | None) -> Any:
+    return None if options is None else kind(**options)
+
+
+def error_to_wire(error: BaseException) -> WireError:
+    """An error as a message; an error of another library becomes an EngineFault."""
+    if isinstance(error, LimitExceeded):
+        return WireError(type(error).__name__, str(error), what=error.what)
+    if isinstance(error, LooseleafError):
+        return WireError(type(error).__name__, str(error), tuple(error.options))
+    return WireError(EngineFault.__name__, f"{type(error).__name__}: {error}")
+
+
+def error_from_wire(error: WireError) -> LooseleafError:
+    """The error of `error_to_wire`."""
+    kind = getattr(errors, error.kind, EngineFault)
+    if kind is LimitExceeded:
+        return LimitExceeded(error.what, error.message)
+    if not (isinstance(kind, type) and issubclass(kind, LooseleafError)):
+        kind = EngineFault
+    return kind(error.message, *error.options)
