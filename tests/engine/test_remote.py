@@ -21,7 +21,8 @@ from looseleaf.errors import (
 from looseleaf.llm.client import EngineClient, Output
 from looseleaf.llm.remote.client import RemoteEngine
 from looseleaf.llm.remote.host import EngineHost
-from looseleaf.llm.remote.wire import error_from_wire, error_to_wire, open_message, request_of
+from looseleaf.llm.remote.wire import open_message, request_of
+from looseleaf.llm.remote.wire_error import error_from_wire, error_to_wire
 from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, drawn, words
 from tests.engine.test_async import LEAD, A, B, engine, run

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from looseleaf.server import gate
 from looseleaf.server.connection import EventStream
 from looseleaf.server.errors import busy
-from looseleaf.server.service import REFERENCE_NAME
+from looseleaf.server.names import REFERENCE_NAME
 from tests.server.live import Live, chat_body, live_server
 
 PATH = "/v1/chat/completions"

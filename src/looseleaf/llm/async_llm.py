@@ -133,6 +133,11 @@ class AsyncLLM(ProcessBound):
         return self._worker.is_open
 
     @property
+    def is_lost(self) -> bool:
+        """False: this process is the engine's."""
+        return False
+
+    @property
     def fault(self) -> EngineFault | None:
         """The error that broke the engine, else None."""
         return self._worker.fault

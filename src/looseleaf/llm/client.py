@@ -82,8 +82,9 @@ class Output(Protocol):
 class EngineClient(Protocol):
     """An engine for the coroutines of one event loop.
 
-    ``fault`` is the error that ended the engine for good, else None. ``busy_seconds`` is the age of
-    the current step."""
+    ``is_lost`` is whether the engine's process has ended and may start again. ``fault`` is the
+    error that ended the engine for good, else None. ``busy_seconds`` is the age of the current
+    step."""
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -93,6 +94,8 @@ class EngineClient(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def is_open(self) -> bool: ...
+    @property
+    def is_lost(self) -> bool: ...
     @property
     def fault(self) -> EngineFault | None: ...
     @property

@@ -67,12 +67,19 @@ class Records:
         self.unremoved: set[str] = set()
         if disk_path is not None:
             self.folder = Path(disk_path).expanduser() / FOLDER / _digest(model)
-            try:
-                self.coming = dict.fromkeys(_found(self.folder))
-            except OSError as error:
-                # a missing folder has no records; any other error may hide records
-                if not isinstance(error, FileNotFoundError) or os.path.lexists(self.folder):
-                    self.unlisted = str(error)
+            self.expect_all()
+
+    def expect_all(self) -> None:
+        """Expect the documents of all records: at the start of an engine, none is registered."""
+        if self.folder is None:
+            return
+        self.coming, self.unlisted = {}, None
+        try:
+            self.coming = dict.fromkeys(_found(self.folder))
+        except OSError as error:
+            # a missing folder has no records; any other error may hide records
+            if not isinstance(error, FileNotFoundError) or os.path.lexists(self.folder):
+                self.unlisted = str(error)
 
     def read(self, name: str) -> Record:
         """The record with this name. Raises OSError, and ValueError for a damaged record."""

@@ -19,6 +19,7 @@ from looseleaf.llm.client import EngineClient
 from looseleaf.llm.load import find_model
 from looseleaf.models import read_advice
 from looseleaf.prompt.request import Document, SystemPrompt
+from looseleaf.server.counts import Counts
 from looseleaf.server.engine_metrics import EngineMetrics
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import (
@@ -33,6 +34,8 @@ from looseleaf.server.limits import KeyLimits, Queue
 from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import forward_logging, make_log
 from looseleaf.server.metrics import ServerMetrics
+from looseleaf.server.names import REFERENCE_NAME as REFERENCE_NAME
+from looseleaf.server.names import base_name
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
 from looseleaf.server.scan import most_values
@@ -41,7 +44,7 @@ from looseleaf.server.tracing import Tracer, make_tracer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-State = Literal["ready", "draining", "stopped", "stuck"]
+State = Literal["ready", "draining", "restarting", "stopped", "stuck"]
 
 STEP_PATIENCE = 10.0
 """Seconds that shutdown waits for the running step before it abandons the engine."""
@@ -49,7 +52,6 @@ STEP_PATIENCE = 10.0
 _POLL_SECONDS = 0.05
 """Interval at which shutdown checks for running requests."""
 
-REFERENCE_NAME = "looseleaf-reference"
 TOKEN_BYTES = 16
 """Body bytes allowed per token: four times the usual size of a token, for JSON escapes."""
 
@@ -72,7 +74,8 @@ class Service:
 
     ``advice`` holds the checkpoint's defaults for sampling fields. ``under_way`` counts requests
     that arrived before shutdown began. ``whole`` is whether all of them completed, None until the
-    drain ends."""
+    drain ends. ``restores`` is whether the start of the application registers the documents of all
+    records again. ``scrape`` returns the metrics of all processes, None for those of this one."""
 
     config: ServerConfig
     llm: EngineClient
@@ -89,6 +92,8 @@ class Service:
     longest_token: int
     fingerprint: str
     advice: Mapping[str, Any] = field(default_factory=dict)
+    restores: bool = True
+    scrape: Callable[[], Awaitable[bytes]] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     under_way: int = 0
@@ -112,6 +117,8 @@ class Service:
         """The state that health probes report."""
         if self.draining:
             return "draining"
+        if self.llm.is_lost:
+            return "restarting"
         if not self.llm.is_open:
             return "stopped"
         return "stuck" if self.is_stuck else "ready"
@@ -197,6 +204,12 @@ class Service:
         finally:
             self.under_way -= counted
 
+    async def exposition(self) -> bytes:
+        """The metrics of the server in Prometheus' format."""
+        if self.scrape is not None:
+            return await self.scrape()
+        return await asyncio.to_thread(self.metrics.render)
+
     @property
     def base_model(self) -> ServedModel:
         """The model named on the command line."""
@@ -233,6 +246,8 @@ class Service:
         """Raises ApiError (503) unless requests can be served."""
         if self.draining:
             raise unavailable("the server is shutting down: ask another server", "shutting_down")
+        if self.llm.is_lost:
+            raise unavailable("the engine starts again: ask again in a moment", "restarting")
         if not self.llm.is_open:
             raise ApiError(503, "the engine has stopped: restart the server", code="stopped")
         if self.is_stuck:
@@ -291,9 +306,12 @@ class Frontend:
         """The name of the model on the command line."""
         return next(iter(self.models))
 
-    def service(self, llm: EngineClient, metrics: ServerMetrics) -> Service:
-        """The server's state over an engine."""
+    def service(
+        self, llm: EngineClient, metrics: ServerMetrics, counts: Counts | None = None
+    ) -> Service:
+        """The server's state over an engine; ``counts`` are those of all its processes."""
         config, facts = self.config, llm.facts
+        counts = Counts() if counts is None else counts
         if self.advice:
             self.log.info("sampling_defaults", source="generation_config.json", **self.advice)
         return Service(
@@ -305,8 +323,8 @@ class Frontend:
             log=self.log,
             log_writer=self.log_writer,
             tracer=self.tracer,
-            limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
-            queue=Queue(facts.max_num_seqs, config.max_queue),
+            limits=KeyLimits(config.requests_per_minute, config.concurrent_requests, counts=counts),
+            queue=Queue(facts.max_num_seqs, config.max_queue, counts=counts),
             records=Records(facts.disk_path, self.base_name),
             template=choose_template(config.document_template, llm.tokenizer),
             longest_token=longest_token(llm.tokenizer),
@@ -356,9 +374,7 @@ def require_safe(config: ServerConfig, keys: KeyRing) -> None:
 
 
 def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:
-    name = config.served_model_name or (
-        REFERENCE_NAME if model is None else _checkpoint_name(model)
-    )
+    name = base_name(model, config)
     models = {name: ServedModel(name)}
     for option in config.system_prompt:
         option_name, equals, path = option.rpartition("=")
@@ -369,11 +385,6 @@ def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:
             )
         models[model_name] = ServedModel(model_name, _read_prompt(Path(path)))
     return models
-
-
-def _checkpoint_name(model: str) -> str:
-    folder = Path(model)
-    return folder.resolve().name if folder.exists() else model
 
 
 def _read_prompt(path: Path) -> str:

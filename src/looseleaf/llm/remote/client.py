@@ -26,12 +26,12 @@ from looseleaf.llm.remote.wire import (
     Reply,
     Step,
     changed_fields,
-    error_from_wire,
     ids_from_bytes,
     ids_to_bytes,
     open_message,
     parts_to_wire,
 )
+from looseleaf.llm.remote.wire_error import error_from_wire
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.request import Document, Request, SystemPrompt
@@ -80,9 +80,9 @@ class RemoteEngine:
         self._link = Link(link, FromEngine, self._take, self._lose)
 
     @property
-    def is_attached(self) -> bool:
-        """Whether an engine is at the other end."""
-        return self._link is not None
+    def is_lost(self) -> bool:
+        """Whether the engine's process has ended, and no other has replaced it yet."""
+        return self._link is None and self.fault is None and not self._refusing
 
     @property
     def is_open(self) -> bool:

@@ -26,12 +26,12 @@ from looseleaf.llm.remote.wire import (
     Step,
     ToEngine,
     WirePart,
-    error_to_wire,
     ids_from_bytes,
     ids_to_bytes,
     parts_from_wire,
     request_of,
 )
+from looseleaf.llm.remote.wire_error import error_to_wire
 from looseleaf.prompt.request import Document, SystemPrompt
 
 PULSE_SECONDS = 0.5

@@ -14,9 +14,35 @@ import msgspec
 
 _HEAD = struct.Struct("<I")
 _CHUNK = 1 << 18
+# an encoder has no state between messages
+_ENCODER = msgspec.msgpack.Encoder()
 
 MAX_BACKLOG = 1 << 28
 """Unread bytes at which a link gives its peer up: a stopped process must not fill the memory."""
+
+
+def frame_of(message: msgspec.Struct) -> bytearray:
+    """The bytes of a message: its length and its content."""
+    frame = bytearray(_HEAD.size)
+    _ENCODER.encode_into(message, frame, _HEAD.size)
+    _HEAD.pack_into(frame, 0, len(frame) - _HEAD.size)
+    return frame
+
+
+def read_frame(link: socket.socket) -> bytes:
+    """The content of the next message of a blocking socket. Raises EOFError."""
+    (length,) = _HEAD.unpack(_read_whole(link, _HEAD.size))
+    return _read_whole(link, length)
+
+
+def _read_whole(link: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        piece = link.recv(size - len(content))
+        if not piece:
+            raise EOFError
+        content += piece
+    return content
 
 
 class Link:
@@ -35,7 +61,7 @@ class Link:
         link.setblocking(False)
         self._socket, self._loop = link, asyncio.get_running_loop()
         self._on_message, self._on_end = on_message, on_end
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(kind)
+        self._decoder = msgspec.msgpack.Decoder(kind)
         self._lock = threading.Lock()
         self._unsent = bytearray()
         self._received = bytearray()
@@ -44,9 +70,7 @@ class Link:
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message, or queue it while the socket is full; nothing after the end."""
-        frame = bytearray(_HEAD.size)
-        self._encoder.encode_into(message, frame, _HEAD.size)
-        _HEAD.pack_into(frame, 0, len(frame) - _HEAD.size)
+        frame = frame_of(message)
         with self._lock:
             if not self.is_open:
                 return
@@ -99,9 +123,12 @@ class Link:
             if not self._unsent:
                 self._loop.remove_writer(self._socket)
 
+    def _receive(self, size: int) -> bytes:
+        return self._socket.recv(size)
+
     def _read(self) -> None:
         try:
-            content = self._socket.recv(_CHUNK)
+            content = self._receive(_CHUNK)
         except BlockingIOError:
             return
         except OSError:

@@ -14,7 +14,8 @@ from looseleaf.engine.reports.outputs import (
     SelectReport,
 )
 from looseleaf.engine.sampling import StopChecker, TokenLogprob
-from looseleaf.llm.remote.wire import Delta, Report, error_from_wire
+from looseleaf.llm.remote.wire import Delta, Report
+from looseleaf.llm.remote.wire_error import error_from_wire
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.request import Request
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from looseleaf import errors
 from looseleaf.config import Fuse, Revise, Select
 from looseleaf.engine.reports.outputs import (
     AttentionPath,
@@ -19,18 +18,9 @@ from looseleaf.engine.reports.outputs import (
     SelectReport,
 )
 from looseleaf.engine.sampling import TokenLogprob
-from looseleaf.errors import EngineFault, LimitExceeded, LooseleafError
+from looseleaf.llm.remote.wire_error import WireError
 from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import Grammar, SamplingParams
-
-
-class WireError(msgspec.Struct, array_like=True):
-    """An error of the library: its class, message and options; ``what`` is of LimitExceeded."""
-
-    kind: str
-    message: str
-    options: tuple[str, ...] = ()
-    what: str = ""
 
 
 class WirePart(msgspec.Struct, array_like=True):
@@ -208,22 +198,3 @@ def request_of(message: Open) -> Request:
 
 def _policy(kind: Any, options: Mapping[str, Any] | None) -> Any:
     return None if options is None else kind(**options)
-
-
-def error_to_wire(error: BaseException) -> WireError:
-    """An error as a message; an error of another library becomes an EngineFault."""
-    if isinstance(error, LimitExceeded):
-        return WireError(type(error).__name__, str(error), what=error.what)
-    if isinstance(error, LooseleafError):
-        return WireError(type(error).__name__, str(error), tuple(error.options))
-    return WireError(EngineFault.__name__, f"{type(error).__name__}: {error}")
-
-
-def error_from_wire(error: WireError) -> LooseleafError:
-    """The error of `error_to_wire`."""
-    kind = getattr(errors, error.kind, EngineFault)
-    if kind is LimitExceeded:
-        return LimitExceeded(error.what, error.message)
-    if not (isinstance(kind, type) and issubclass(kind, LooseleafError)):
-        kind = EngineFault
-    return kind(error.message, *error.options)

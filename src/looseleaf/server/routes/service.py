@@ -1,6 +1,5 @@
 """Endpoints for models, tokens, health and metrics, and the playground's files."""
 
-import asyncio
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -69,7 +68,7 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
 @keyed.get("/metrics", tags=["server"], response_class=Response)
 async def metrics(service: TheService) -> Response:
     """Prometheus metrics of all tenants; they require the operator's key."""
-    content = await asyncio.to_thread(service.metrics.render)
+    content = await service.exposition()
     return Response(content, media_type=service.metrics.content_type)
 
 
