@@ -152,7 +152,7 @@ def test_who_stops_reading_gives_the_place_in_the_queue_back(
         try:
             with live.service.queue.reserve(2):
                 while True:
-                    yield {"text": "more"}
+                    yield [{"text": "more"}]
         finally:
             closed.append(live.service.queue.reserved)
 

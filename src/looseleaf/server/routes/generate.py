@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.server.answer import Answer, ChatForm, CompletionForm, Form, Json
+from looseleaf.server.answer import Answer, ChatForm, CompletionForm, Form
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import EventStream, until_gone
 from looseleaf.server.errors import ApiError
+from looseleaf.server.events import Event
 from looseleaf.server.generation import Generation
 from looseleaf.server.policies import parse_policies
 from looseleaf.server.prompts import TokenizedPrompt
@@ -160,8 +161,11 @@ async def _answer(
 
 
 async def _guarded(
-    first: Json, chunks: AsyncGenerator[Json, None], request: Request, generation: Generation
-) -> AsyncGenerator[Json, None]:
+    first: list[Event],
+    chunks: AsyncGenerator[list[Event], None],
+    request: Request,
+    generation: Generation,
+) -> AsyncGenerator[list[Event], None]:
     """The stream; an error becomes its last event."""
     try:
         async with aclosing(chunks):
@@ -169,6 +173,6 @@ async def _guarded(
             async for chunk in chunks:
                 yield chunk
     except Exception as error:
-        yield report_error(request, error).body
+        yield [report_error(request, error).body]
     finally:
         log_reuse(request, generation)
