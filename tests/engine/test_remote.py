@@ -128,6 +128,22 @@ def test_errors_and_documents_cross_the_link(checkpoint: Folder) -> None:
         run(scenario)
 
 
+def test_a_slow_reader_gets_one_update_for_many_steps(checkpoint: Folder) -> None:
+    async def scenario() -> None:
+        async with linked(llm) as (remote, _):
+            parts = remote.prompts.from_parts([words(1, 9)])
+            stream = remote.stream(Request("slow", parts, drawn(1, max_tokens=30)))
+            await anext(stream)
+            # meanwhile the engine completes the answer
+            await llm._watch(lambda: not llm.engine.has_work or None)
+            await remote.documents()
+            updates = [len(output.token_ids) async for output in stream]
+            assert updates == [30]
+
+    with engine(checkpoint) as llm:
+        run(scenario)
+
+
 def test_a_lost_link_ends_the_requests_on_both_sides(checkpoint: Folder) -> None:
     async def scenario() -> None:
         async with linked(llm) as (remote, host):

@@ -43,6 +43,7 @@ from looseleaf.errors import (
 from looseleaf.graphs.rows import awaited_token
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
+from looseleaf.machine.device import require_device
 from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
@@ -108,6 +109,7 @@ class Engine:
         self._canary = Canary(config, self.accounting.counters, self.add, waiting, enlist)
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: InFlightStep | None = None
+        self._had_fault = False
         # flush to the tiers even if the caller never calls close()
         self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
         resources = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
@@ -220,7 +222,8 @@ class Engine:
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
-        A fault ends only its requests, with ``error``. Raises EngineClosed after `close`."""
+        A fault ends only its requests, with ``error``. Raises EngineClosed after `close`, and the
+        error of a device that can't compute any more."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
@@ -235,6 +238,9 @@ class Engine:
         if self._warming:
             changed += self._end_warm()
         self.last_step = self.accounting.end_step(launched.work if launched else None)
+        if self._had_fault:
+            self._had_fault = False
+            require_device(self.runner.model.device)
         return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
@@ -362,6 +368,7 @@ class Engine:
 
     def _fail(self, requests: Iterable[RequestProgress], error: Exception) -> list[RequestProgress]:
         """End requests with ``error``."""
+        self._had_fault = self._had_fault or not isinstance(error, LooseleafError)
         ended = list(dict.fromkeys(requests))
         for progress in ended:
             progress.error = as_looseleaf_error(error)

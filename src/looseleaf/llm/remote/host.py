@@ -89,7 +89,7 @@ class EngineHost:
 
 
 class _HostStream:
-    """A request of a link: what its reader has, and what is new."""
+    """A request of a link, and the numbers of tokens that its reader has."""
 
     def __init__(self, link: "_HostLink", number: int, name: str) -> None:
         self.name = name

@@ -42,12 +42,12 @@ def exposition(processes: Iterable[Sequence[Any]]) -> bytes:
     return generate_latest(_Merged(families))
 
 
-def _joined(kind: str, name: str, left: float, right: float) -> float:
+def _joined(kind: str, name: str, first: float, second: float) -> float:
     if name.endswith(_FIRST):
-        return min(left, right)
+        return min(first, second)
     if kind in ("counter", "histogram", "summary") or name.startswith(_SUMMED_GAUGES):
-        return left + right
-    return max(left, right)
+        return first + second
+    return max(first, second)
 
 
 class _Merged:

@@ -76,6 +76,16 @@ class _Child:
         return self.slot < 0
 
 
+@dataclass(frozen=True)
+class _ScrapeState:
+    """A request ``number`` of an API process for the metrics of all processes."""
+
+    child: _Child
+    number: int
+    pending: set[_Child]
+    processes: list[Any] = field(default_factory=list)
+
+
 class Supervisor:
     """The processes of one server. Raises the error of a process that can't start."""
 
@@ -96,7 +106,7 @@ class Supervisor:
         self._engine: _Child | None = None
         self._apis: dict[int, _Child] = {}
         self._restarts, self._pauses = 0, dict[int, float]()
-        self._scrapes: dict[int, tuple[_Child, int, set[_Child], list[Any]]] = {}
+        self._scrapes: dict[int, _ScrapeState] = {}
         self._next_scrape = 0
         self._draining, self._forced, self._broken, self._cut = False, False, False, False
         self._announced = False
@@ -304,32 +314,35 @@ class Supervisor:
         self._broken = self._broken or engine.process.returncode != 0
 
     def _scrape(self, child: _Child, number: int) -> None:
-        """Ask all processes for their metrics, and answer with those that arrive in time."""
-        asked = {c for c in self._children() if c.listens or c.facts is not None}
+        """Request the metrics of all processes, and answer with those that arrive in time."""
         key, self._next_scrape = self._next_scrape, self._next_scrape + 1
-        self._scrapes[key] = child, number, asked, []
-        for other in list(asked):
-            other.control.send(Scrape(key))
+        pending = {c for c in self._children() if c.listens or c.facts is not None}
+        self._scrapes[key] = _ScrapeState(child, number, pending)
+        for process in list(pending):
+            process.control.send(Scrape(key))
         asyncio.get_running_loop().call_later(_SCRAPE_SECONDS, self._answer_scrape, key)
 
     def _take_samples(self, child: _Child, message: Samples) -> None:
-        if message.number in self._scrapes:
-            _, _, missing, found = self._scrapes[message.number]
-            found.append(message.families)
-            missing.discard(child)
-            if not missing:
-                self._answer_scrape(message.number)
-
-    def _answer_scrape(self, key: int) -> None:
-        if key in self._scrapes:
-            child, number, _, found = self._scrapes.pop(key)
-            child.control.send(Samples(number, text=exposition(found)))
+        scrape = self._scrapes.get(message.number)
+        if scrape is not None:
+            scrape.processes.append(message.families)
+            self._expect_no_samples(message.number, child)
 
     def _drop_scrapes(self, child: _Child) -> None:
-        for key, (_, _, missing, _) in list(self._scrapes.items()):
-            missing.discard(child)
-            if not missing:
-                self._answer_scrape(key)
+        for key in list(self._scrapes):
+            self._expect_no_samples(key, child)
+
+    def _expect_no_samples(self, key: int, child: _Child) -> None:
+        pending = self._scrapes[key].pending
+        pending.discard(child)
+        if not pending:
+            self._answer_scrape(key)
+
+    def _answer_scrape(self, key: int) -> None:
+        scrape = self._scrapes.pop(key, None)
+        if scrape is not None:
+            text = exposition(scrape.processes)
+            scrape.child.control.send(Samples(scrape.number, text=text))
 
 
 def default_processes(device: str, cores: int | None) -> int:
