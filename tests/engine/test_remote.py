@@ -21,7 +21,7 @@ from looseleaf.errors import (
 from looseleaf.llm.client import EngineClient, Output
 from looseleaf.llm.remote.client import RemoteEngine
 from looseleaf.llm.remote.host import EngineHost
-from looseleaf.llm.remote.wire import open_message, request_of
+from looseleaf.llm.remote.wire import DocumentCache, open_message, request_of
 from looseleaf.llm.remote.wire_error import error_from_wire, error_to_wire
 from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, drawn, words
@@ -179,7 +179,9 @@ def test_requests_and_errors_are_equal_after_a_round_trip() -> None:
         fuse=Fuse("deviation", check_layers=(1, 2)),
         select=Select("quest"),
     )
-    assert request_of(open_message(request, 1, 0.0)) == replace(request, decodes=False)
+    assert request_of(open_message(request, 1, 0.0), DocumentCache()) == replace(
+        request, decodes=False
+    )
     for error in (LimitExceeded("grammar", "too slow"), PromptTooLong("long", "max_model_len")):
         copy = error_from_wire(error_to_wire(error))
         assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

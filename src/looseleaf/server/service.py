@@ -311,6 +311,7 @@ class Frontend:
     ) -> Service:
         """The server's state over an engine; ``counts`` are those of all its processes."""
         config, facts = self.config, llm.facts
+        shares = counts is not None
         counts = Counts() if counts is None else counts
         if self.advice:
             self.log.info("sampling_defaults", source="generation_config.json", **self.advice)
@@ -325,7 +326,7 @@ class Frontend:
             tracer=self.tracer,
             limits=KeyLimits(config.requests_per_minute, config.concurrent_requests, counts=counts),
             queue=Queue(facts.max_num_seqs, config.max_queue, counts=counts),
-            records=Records(facts.disk_path, self.base_name),
+            records=Records(facts.disk_path, self.base_name, shared=shares),
             template=choose_template(config.document_template, llm.tokenizer),
             longest_token=longest_token(llm.tokenizer),
             fingerprint=f"looseleaf-{__version__}",

@@ -55,14 +55,19 @@ _LOST = "the engine's process has ended, and the answer is not complete: ask aga
 class RemoteEngine:
     """The engine at the other end of a link. `attach` gives it a link, also after a restart.
 
-    Without a link ``is_open`` is False, and operations raise EngineLost. All methods except
-    `registered` are for the event loop's thread."""
+    ``on_lost`` is called if the other side ends the link. Without a link ``is_open`` is False, and
+    operations raise EngineLost. All methods except `registered` are for the event loop's thread."""
 
-    def __init__(self, tokenizer: Tokenizer, facts: EngineFacts) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        facts: EngineFacts,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self.facts, self.tokenizer = facts, tokenizer
         self.prompts = PromptBuilder(tokenizer, facts.vocab_size)
         self.fault: EngineFault | None = None
-        self._threads = PromptThreads(tokenizer)
+        self._threads, self._on_lost = PromptThreads(tokenizer), on_lost
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._refusing = False
@@ -75,7 +80,10 @@ class RemoteEngine:
     def attach(self, link: socket.socket) -> None:
         """Use the engine at the other end of a socket."""
         if self._link is not None:
+            # the new link replaces this one, which is not lost
+            on_lost, self._on_lost = self._on_lost, lambda: None
             self._link.close()
+            self._on_lost = on_lost
         self._pulse, self._pulsed = 0.0, time.monotonic()
         self._link = Link(link, FromEngine, self._take, self._lose)
 
@@ -265,6 +273,8 @@ class RemoteEngine:
         self._link = None
         self._documents.clear()
         self._end_all(EngineLost(_LOST))
+        if not self._refusing:
+            self._on_lost()
 
     def _end_all(self, error: Exception) -> None:
         for stream in self._streams.values():

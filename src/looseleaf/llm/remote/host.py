@@ -18,6 +18,7 @@ from looseleaf.llm.remote.wire import (
     Call,
     Cut,
     Delta,
+    DocumentCache,
     Leave,
     Open,
     Pulse,
@@ -39,11 +40,14 @@ PULSE_SECONDS = 0.5
 
 
 class EngineHost:
-    """Serves one engine to the processes at the other ends of its links."""
+    """Serves one engine to the processes at the other ends of its links.
+
+    ``documents`` are the latest documents of all requests."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.llm = llm
         self._links: list[_HostLink] = []
+        self.documents = DocumentCache()
         self._held: dict[str, asyncio.Task[None]] = {}
         llm.worker.delivered = self._flush
         self._timer = asyncio.get_running_loop().call_later(PULSE_SECONDS, self._pulse)
@@ -202,14 +206,14 @@ class _HostLink:
             self._start(self._open_after_compiling(message, stream))
             return
         try:
-            request = request_of(message)
+            request = request_of(message, self._host.documents)
             self._llm.worker.open(request, message.since, stream.deliver)
         except Exception as error:
             self._refuse(message.number, error)
 
     async def _open_after_compiling(self, message: Open, stream: _HostStream) -> None:
         try:
-            request = request_of(message)
+            request = request_of(message, self._host.documents)
             # the reference keeps the cache entry, so the engine's thread never compiles
             _grammar = await self._llm.compile(
                 request.params.grammar, request.salt, request.deadline
@@ -248,11 +252,13 @@ class _HostLink:
         await self._host.hold(SystemPrompt(text, ids_from_bytes(tokens)))
 
     def _on_register(
-        self, document: dict[str, Any], parts: list[Any], hosted: Any, **options: Any
+        self, document: dict[str, Any], parts: list[Any], salt: str, hosted: Any, **options: Any
     ) -> AsyncIterator[Any]:
+        wire_parts = msgspec.convert(parts, list[WirePart])
         return self._llm.register_parts(
             Document(**document),
-            parts_from_wire(msgspec.convert(parts, list[WirePart])),
+            parts_from_wire(wire_parts, self._host.documents, salt),
+            salt=salt,
             hosted=None if hosted is None else IndexConfig(**hosted),
             **options,
         )

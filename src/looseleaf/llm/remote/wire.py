@@ -2,6 +2,7 @@
 
 Token ids are little-endian int32. A message never contains code: both ends build its types."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -19,7 +20,7 @@ from looseleaf.engine.reports.outputs import (
 )
 from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.llm.remote.wire_error import WireError
-from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
+from looseleaf.prompt.request import DocumentContent, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import Grammar, SamplingParams
 
 
@@ -130,22 +131,48 @@ def ids_from_bytes(content: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(content, dtype="<i4").tolist())
 
 
+class DocumentCache:
+    """The tokens and keys of the latest documents, by salt and bytes.
+
+    A document of many requests is then read and hashed once. The most ``num_bytes`` are kept."""
+
+    def __init__(self, num_bytes: int = 1 << 26) -> None:
+        self._room = num_bytes
+        self._entries: OrderedDict[tuple[str, bytes], tuple[tuple[int, ...], DocumentContent]]
+        self._entries = OrderedDict()
+
+    def part(self, part: WirePart, salt: str) -> DocumentPart:
+        """The document of a message."""
+        assert part.context_length is not None, "a text has no keys of its own"
+        key = salt, part.ids
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = ids_from_bytes(part.ids), DocumentContent()
+            self._room -= len(part.ids)
+            while self._room < 0 and len(self._entries) > 1:
+                (_, ids), _ = self._entries.popitem(last=False)
+                self._room += len(ids)
+        self._entries.move_to_end(key)
+        tokens, content = entry
+        return DocumentPart(tokens, part.context_length, part.name, content)
+
+
 def parts_to_wire(parts: PromptParts) -> list[WirePart]:
     """A tokenized prompt as messages."""
     return [
         WirePart(ids_to_bytes(part.tokens), part.num_shared, part.opens_answer)
         if isinstance(part, TextPart)
-        else WirePart(ids_to_bytes(part.tokens), context_length=part.context_length, name=part.name)
+        else WirePart(part.ids.tobytes(), context_length=part.context_length, name=part.name)
         for part in parts
     ]
 
 
-def parts_from_wire(parts: Iterable[WirePart]) -> PromptParts:
+def parts_from_wire(parts: Iterable[WirePart], documents: DocumentCache, salt: str) -> PromptParts:
     """The prompt of `parts_to_wire`."""
     return tuple(
         TextPart(ids_from_bytes(part.ids), part.num_shared, part.opens_answer)
         if part.context_length is None
-        else DocumentPart(ids_from_bytes(part.ids), part.context_length, part.name)
+        else documents.part(part, salt)
         for part in parts
     )
 
@@ -179,13 +206,13 @@ def open_message(request: Request, number: int, since: float) -> Open:
     )
 
 
-def request_of(message: Open) -> Request:
+def request_of(message: Open, documents: DocumentCache) -> Request:
     """The request of `open_message`; its caller decodes the output."""
     params = dict(message.params)
     grammar = params.pop("grammar", None)
     return Request(
         message.name,
-        parts_from_wire(message.parts),
+        parts_from_wire(message.parts, documents, message.salt),
         SamplingParams(**params, grammar=None if grammar is None else Grammar(**grammar)),
         message.salt,
         message.deadline,

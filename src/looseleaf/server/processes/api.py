@@ -28,6 +28,7 @@ from looseleaf.server.processes.control import (
     Failed,
     GiveUp,
     Listening,
+    Lost,
     Restored,
     Samples,
     Scrape,
@@ -85,6 +86,7 @@ class _Process:
         self._llm: RemoteEngine | None = None
         self._server: Server | None = None
         self._metrics = ServerMetrics()
+        self._is_restored = False
 
     async def run(self) -> None:
         """Serve until the parent or a signal says so."""
@@ -96,6 +98,8 @@ class _Process:
         counts = SharedCounts(setup.counts, setup.slot, setup.num_processes)
         service = self._frontend.service(self._llm, self._metrics, counts)
         service.scrape, service.restores = self._scrape, False
+        if self._is_restored:
+            service.records.coming.clear()
         self._server = server = _ApiServer(service, setup.num_processes, self._control)
         gc.collect()
         gc.freeze()
@@ -124,18 +128,23 @@ class _Process:
             self._drain(message.force)
         elif isinstance(message, GiveUp) and self._llm is not None:
             self._llm.fault = EngineLost(message.reason)
-        elif isinstance(message, Restored) and self._server is not None:
-            self._server.service.records.coming.clear()
+        elif isinstance(message, Restored):
+            self._is_restored = True
+            if self._server is not None:
+                self._server.service.records.coming.clear()
 
     def _connect(self, message: Connect, link: socket.socket) -> None:
         assert message.facts is not None, "an API process gets the facts of the engine"
         facts = EngineFacts(**message.facts)
         if self._llm is None:
-            self._llm = RemoteEngine(self._tokenizer, facts)
+            self._llm = RemoteEngine(
+                self._tokenizer, facts, on_lost=lambda: self._control.send(Lost())
+            )
         self._llm.attach(link)
         if not self._connected.done():
             self._connected.set_result(None)
         elif self._server is not None:
+            self._is_restored = False
             self._server.service.records.expect_all()
             self._begin_restoring(self._server.service, is_first=False)
 

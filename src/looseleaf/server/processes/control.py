@@ -67,6 +67,10 @@ class Restored(msgspec.Struct, tag="restored"):
     sends it, and the parent passes it to the others."""
 
 
+class Lost(msgspec.Struct, tag="lost"):
+    """From an API process: its connection with the engine has ended."""
+
+
 class Scrape(msgspec.Struct, tag="scrape"):
     """A request for metrics: of all processes to the parent, or of one process to it."""
 
@@ -112,7 +116,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 ToProcess = Setup | Connect | Drain | Close | GiveUp | Restored | Scrape | Samples
-FromProcess = Progress | Ready | Listening | Failed | Ended | Restored | Scrape | Samples
+FromProcess = Progress | Ready | Listening | Failed | Ended | Lost | Restored | Scrape | Samples
 
 
 class Control(Link):

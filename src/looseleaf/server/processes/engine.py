@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 from dataclasses import asdict
@@ -91,7 +92,10 @@ class _Process:
         patience = self._closing.result() if self._closing.done() else 0.0
         closed = await asyncio.to_thread(self._llm.close, patience)
         self._host.close()
-        return 0 if closed and self._llm.fault is None else EXIT_BROKEN
+        if not closed:
+            # the interpreter would wait for the stuck thread
+            os._exit(EXIT_BROKEN)
+        return EXIT_BROKEN if self._llm.fault is not None else 0
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Connect):

@@ -11,6 +11,7 @@ Family = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 """Name, help text, type, and samples of a metric: name, labels and value."""
 
 _SUMMED_GAUGES = ("looseleaf_http_requests", "process_")
+_SUMS = ("counter", "histogram")
 _FIRST = ("_created", "process_start_time_seconds")
 
 
@@ -27,10 +28,20 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
     ]
 
 
-def exposition(processes: Iterable[Sequence[Any]]) -> bytes:
-    """The exposition text of the metrics of all processes.
+def counters_of(families: Iterable[Any]) -> list[Family]:
+    """The metrics that only grow, which stay after the end of their process."""
+    return [(name, text, kind, samples) for name, text, kind, samples in families if kind in _SUMS]
 
-    Of a gauge that several processes have, the text has the largest value, except of requests
+
+def exposition(processes: Iterable[Sequence[Any]]) -> bytes:
+    """The exposition text of the metrics of all processes, merged as by `merged`."""
+    return generate_latest(_Merged(merged(processes)))
+
+
+def merged(processes: Iterable[Sequence[Any]]) -> list[Family]:
+    """The metrics of all processes.
+
+    Of a gauge that several processes have, the result has the largest value, except of requests
     under way and of the resources of a process, which add up."""
     families: dict[str, tuple[str, str, dict[Any, float]]] = {}
     for name, text, kind, samples in (family for process in processes for family in process):
@@ -39,13 +50,16 @@ def exposition(processes: Iterable[Sequence[Any]]) -> bytes:
             key = sample, tuple(sorted(labels.items()))
             known = values.get(key)
             values[key] = value if known is None else _joined(kind, sample, known, value)
-    return generate_latest(_Merged(families))
+    return [
+        (name, text, kind, [(key[0], dict(key[1]), value) for key, value in values.items()])
+        for name, (text, kind, values) in families.items()
+    ]
 
 
 def _joined(kind: str, name: str, first: float, second: float) -> float:
     if name.endswith(_FIRST):
         return min(first, second)
-    if kind in ("counter", "histogram", "summary") or name.startswith(_SUMMED_GAUGES):
+    if kind in _SUMS or name.startswith(_SUMMED_GAUGES):
         return first + second
     return max(first, second)
 
@@ -53,12 +67,12 @@ def _joined(kind: str, name: str, first: float, second: float) -> float:
 class _Merged:
     """A registry of merged metrics."""
 
-    def __init__(self, families: dict[str, tuple[str, str, dict[Any, float]]]) -> None:
+    def __init__(self, families: list[Family]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        for name, (text, kind, values) in self._families.items():
+        for name, text, kind, samples in self._families:
             metric = Metric(name, text, kind)
-            for (sample, labels), value in values.items():
-                metric.add_sample(sample, dict(labels), value)
+            for sample, labels, value in samples:
+                metric.add_sample(sample, labels, value)
             yield metric

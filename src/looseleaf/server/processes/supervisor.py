@@ -32,6 +32,7 @@ from looseleaf.server.processes.control import (
     FromProcess,
     GiveUp,
     Listening,
+    Lost,
     Progress,
     Ready,
     Restored,
@@ -40,7 +41,7 @@ from looseleaf.server.processes.control import (
     Setup,
     command,
 )
-from looseleaf.server.processes.samples import exposition
+from looseleaf.server.processes.samples import Family, counters_of, exposition, merged
 
 EXIT_BROKEN, EXIT_CUT = 4, 5
 
@@ -51,6 +52,7 @@ _KILL_SECONDS = 35.0
 """Seconds after which a process that was told to end is killed: its step, and writes to tiers."""
 
 _SCRAPE_SECONDS = 2.0
+_RECONNECT_SECONDS = 0.2
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _HEALTHY_SECONDS = 300.0
 """Seconds after which a process counts as healthy, and its next restart has no pause."""
@@ -69,6 +71,7 @@ class _Child:
     facts: dict[str, Any] | None = None
     listens: bool = False
     whole: bool | None = None
+    families: list[Any] = field(default_factory=list)
     error: LooseleafError | None = None
 
     @property
@@ -110,6 +113,8 @@ class Supervisor:
         self._next_scrape = 0
         self._draining, self._forced, self._broken, self._cut = False, False, False, False
         self._announced = False
+        self._restored = False
+        self._past: list[Family] = []
         self._failure: LooseleafError | None = None
         self._ends: set[asyncio.Task[None]] = set()
 
@@ -188,7 +193,10 @@ class Supervisor:
             child.error = error_from_wire(message.error)
         elif isinstance(message, Ended):
             child.whole = message.whole
+        elif isinstance(message, Lost):
+            asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._connect, child)
         elif isinstance(message, Restored):
+            self._restored = True
             for other in self._apis.values():
                 other.control.send(message)
         elif isinstance(message, Scrape):
@@ -197,7 +205,7 @@ class Supervisor:
             self._take_samples(child, message)
 
     def _take_engine(self, child: _Child, facts: dict[str, Any]) -> None:
-        child.facts = facts
+        child.facts, self._restored = facts, False
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, True)
         # nohup ignores SIGHUP so that a server outlives its terminal
@@ -209,11 +217,13 @@ class Supervisor:
     def _connect(self, api: _Child) -> None:
         """Connect an API process with the engine, if it is loaded."""
         engine = self._engine
-        if engine is None or engine.facts is None:
+        if engine is None or engine.facts is None or api not in self._apis.values():
             return
         front, back = socket.socketpair()
         engine.control.send_socket(Connect(), back)
         api.control.send_socket(Connect(engine.facts), front)
+        if self._restored:
+            api.control.send(Restored())
 
     def _announce(self) -> None:
         if self._announced or not all(api.listens for api in self._apis.values()):
@@ -247,6 +257,8 @@ class Supervisor:
         """Collect a process that has ended, and replace it unless the server ends."""
         status = await asyncio.to_thread(child.process.wait)
         self._drop_scrapes(child)
+        # counters never fall, so that rates over them stay right
+        self._past = merged([self._past, counters_of(child.families)])
         if self._done.is_set():
             return
         if child.error is not None and not self._announced:
@@ -255,6 +267,8 @@ class Supervisor:
             return
         if child.is_engine:
             self._engine = None
+            if time.monotonic() - child.started > _HEALTHY_SECONDS:
+                self._restarts = 0
             await self._replace_engine(status)
             return
         del self._apis[child.slot]
@@ -303,7 +317,7 @@ class Supervisor:
         engine = self._engine
         if engine is None or engine.process.poll() is not None:
             return
-        engine.control.send(Close(0.0 if self._forced else _STEP_PATIENCE))
+        engine.control.send(Close(_STEP_PATIENCE))
         try:
             async with asyncio.timeout(_KILL_SECONDS):
                 while engine.process.poll() is None:
@@ -326,6 +340,7 @@ class Supervisor:
         scrape = self._scrapes.get(message.number)
         if scrape is not None:
             scrape.processes.append(message.families)
+            child.families = message.families
             self._expect_no_samples(message.number, child)
 
     def _drop_scrapes(self, child: _Child) -> None:
@@ -341,7 +356,7 @@ class Supervisor:
     def _answer_scrape(self, key: int) -> None:
         scrape = self._scrapes.pop(key, None)
         if scrape is not None:
-            text = exposition(scrape.processes)
+            text = exposition([self._past, *scrape.processes])
             scrape.child.control.send(Samples(scrape.number, text=text))
 
 
