@@ -32,6 +32,7 @@ from looseleaf.engine.sampling import TokenLogprob
 from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
+from looseleaf.engine.step_budget import StepBudget
 from looseleaf.errors import (
     EngineClosed,
     InvalidOption,
@@ -98,6 +99,9 @@ class Engine:
         self._input_processor = InputProcessor(parts.tokenizer, *services)
         work = self._admission, self.hosting.chunk_tokens, self.tiering
         self._scheduler = Scheduler(config.scheduler, *work)
+        if config.scheduler.step_ms is not None:
+            compute_time = self.tiering.measured_compute_time()
+            self._scheduler.goal = StepBudget(config.scheduler.step_ms / 1e3, compute_time)
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
