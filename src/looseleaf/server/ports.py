@@ -2,26 +2,24 @@
 
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from looseleaf.errors import InvalidOption
 
 
 def require_free(host: str, port: int) -> None:
     """Raises InvalidOption for an address that is not free; call it before loading a model."""
-    try:
+    with _naming(host, port):
         _bound(host, port, shared=False).close()
-    except OSError as error:
-        raise InvalidOption(
-            f"nothing can listen at {host}, port {port} ({error.strerror}): give another --port, "
-            "0 for a free one, or another --host"
-        ) from error
 
 
 def reserve(host: str, port: int) -> socket.socket:
     """A socket that keeps an address for the sockets of `shared_socket`, without connections.
 
-    ``port`` 0 is a free one. Raises OSError."""
-    return _bound(host, port, shared=True)
+    ``port`` 0 is a free one. Raises InvalidOption."""
+    with _naming(host, port):
+        return _bound(host, port, shared=True)
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
@@ -34,6 +32,18 @@ def shared_socket(host: str, port: int) -> socket.socket:
 def can_share() -> bool:
     """Whether the kernel distributes connections over processes."""
     return sys.platform == "linux"
+
+
+@contextmanager
+def _naming(host: str, port: int) -> Iterator[None]:
+    """Turns an OSError into an InvalidOption that names the address."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidOption(
+            f"nothing can listen at {host}, port {port} ({error.strerror}): give another --port, "
+            "0 for a free one, or another --host"
+        ) from error
 
 
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:

@@ -282,8 +282,12 @@ class Frontend:
     advice: Mapping[str, Any]
 
     @classmethod
-    def create(cls, model: str | None, config: ServerConfig) -> "Frontend":
-        """Check the options of a server. Raises InvalidOption and ModelError."""
+    def create(
+        cls, model: str | None, config: ServerConfig, *, announces: bool = True
+    ) -> "Frontend":
+        """Check the options of a server. Raises InvalidOption and ModelError.
+
+        One process of several ``announces`` the options in the log."""
         keys_file = Path(config.api_keys) if config.api_keys else None
         keys = read_keys(keys_file, os.environ.get(KEYS_VARIABLE))
         exposed = None if keys_file is None else exposure(keys_file)
@@ -294,11 +298,13 @@ class Frontend:
         tracer = make_tracer(config.tracing)
         log_writer = LineWriter()
         log = make_log(config, log_writer)
-        if exposed is not None:
+        if exposed is not None and announces:
             log.warning("keys_exposed", reason=exposed)
         with forward_logging(log):
             folder = find_model(model)
             advice = read_advice(folder) if config.generation_config else {}
+        if advice and announces:
+            log.info("sampling_defaults", source="generation_config.json", **advice)
         return cls(config, folder, models, keys, log, log_writer, tracer, advice)
 
     @property
@@ -313,8 +319,6 @@ class Frontend:
         config, facts = self.config, llm.facts
         shares = counts is not None
         counts = Counts() if counts is None else counts
-        if self.advice:
-            self.log.info("sampling_defaults", source="generation_config.json", **self.advice)
         return Service(
             config=config,
             llm=llm,

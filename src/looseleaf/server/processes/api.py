@@ -51,7 +51,7 @@ def main() -> None:
     config = ServerConfig(**setup.server)
     raise_descriptor_limit()
     try:
-        frontend = Frontend.create(setup.model, config)
+        frontend = Frontend.create(setup.model, config, announces=setup.slot == 0)
         tokenizer = Tokenizer(frontend.folder)
     except LooseleafError as error:
         link.sendall(frame_of(Failed(error_to_wire(error))))

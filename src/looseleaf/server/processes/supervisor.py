@@ -262,8 +262,7 @@ class Supervisor:
         if self._done.is_set():
             return
         if child.error is not None and not self._announced:
-            self._failure = child.error
-            self._done.set()
+            self._fail(child.error)
             return
         if child.is_engine:
             self._engine = None
@@ -273,9 +272,12 @@ class Supervisor:
             return
         del self._apis[child.slot]
         if self._draining:
-            self._cut = self._cut or not child.whole
+            self._cut = self._cut or (child.listens and not child.whole)
             if not self._apis:
                 self._done.set()
+            return
+        if not self._announced:
+            self._fail(EngineLost(f"an API process ended with status {status}"))
             return
         if not child.whole:
             self._log.error("api_process_lost", slot=child.slot, status=status)
@@ -283,6 +285,11 @@ class Supervisor:
         if not self._draining and not self._done.is_set():
             self._apis[child.slot] = child = self._start("api", child.slot)
             self._connect(child)
+
+    def _fail(self, error: LooseleafError) -> None:
+        """End a server that could not start."""
+        self._failure = self._failure or error
+        self._done.set()
 
     async def _replace_engine(self, status: int) -> None:
         self._restarts += 1
@@ -297,8 +304,7 @@ class Supervisor:
                 api.control.send(GiveUp("the engine's process has ended"))
             self._drain()
             if not self._announced:
-                self._failure = EngineLost(f"the engine's process ended with status {status}")
-                self._done.set()
+                self._fail(EngineLost(f"the engine's process ended with status {status}"))
             return
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._restarts - 1))
         await asyncio.sleep(pause)
@@ -315,7 +321,8 @@ class Supervisor:
 
     async def _close_engine(self) -> None:
         engine = self._engine
-        if engine is None or engine.process.poll() is not None:
+        if engine is None or engine.facts is None or engine.process.poll() is not None:
+            # one that still loads has no requests
             return
         engine.control.send(Close(_STEP_PATIENCE))
         try:
