@@ -15,7 +15,7 @@ from looseleaf.engine.reports.outputs import (
     RevisionReport,
     SelectReport,
 )
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.errors import EngineFault
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder

@@ -136,7 +136,8 @@ class Decoder:
 
     def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows, config, layer = normed.shape[0], self.config, self.weights.layers[index]
-        heads = project_heads(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
+        product = project_heads if normed.is_cuda else project
+        heads = product(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = heads.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             if config.joint_qk_norm:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from looseleaf.engine.reports.outputs import LoadingReport
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.llm.client import Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.retro import exposure_ratios

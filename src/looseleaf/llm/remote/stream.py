@@ -13,7 +13,8 @@ from looseleaf.engine.reports.outputs import (
     RevisionReport,
     SelectReport,
 )
-from looseleaf.engine.sampling import StopChecker, TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
+from looseleaf.engine.sampling.stopping import StopChecker
 from looseleaf.llm.remote.wire import Delta, Report
 from looseleaf.llm.remote.wire_error import error_from_wire
 from looseleaf.models.tokenizer.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from looseleaf.engine.reports.outputs import (
     RevisionReport,
     SelectReport,
 )
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.llm.remote.wire_error import WireError
 from looseleaf.prompt.request import DocumentContent, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import Grammar, SamplingParams
