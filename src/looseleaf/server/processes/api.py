@@ -56,8 +56,10 @@ def main() -> None:
     except LooseleafError as error:
         link.sendall(frame_of(Failed(error_to_wire(error))))
         raise SystemExit(2) from None
-    with forward_logging(frontend.log):
-        asyncio.run(_Process(link, setup, frontend, tokenizer).run())
+    process = _Process(link, setup, frontend, tokenizer)
+    # a forced exit would log a traceback for every request
+    with forward_logging(frontend.log, lambda: process.is_forced):
+        asyncio.run(process.run())
     frontend.log_writer.close()
 
 
@@ -88,6 +90,11 @@ class _Process:
         self._metrics = ServerMetrics()
         self._is_restored = False
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the server ends without waiting for its requests."""
+        return self._server is not None and self._server.force_exit
+
     async def run(self) -> None:
         """Serve until the parent or a signal says so."""
         setup = self._setup
@@ -105,12 +112,10 @@ class _Process:
         gc.freeze()
         if setup.slot == 0:
             log_loaded(server)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._drain, False)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._retire)
         self._begin_restoring(service, is_first=True)
         try:
-            with forward_logging(service.log, lambda: server.force_exit):
-                await server.serve([shared_socket(service.config.host, setup.port)])
+            await server.serve([shared_socket(service.config.host, setup.port)])
         finally:
             self._llm.close()
             whole = service.whole is not False and not server.force_exit
@@ -165,6 +170,13 @@ class _Process:
         except EngineLost:
             # the next engine gets them
             pass
+
+    def _retire(self) -> None:
+        """End alone: new connections go to the other processes."""
+        self._drain(False)
+        if self._server is not None and self._setup.num_processes > 1:
+            for listener in self._server.servers:
+                listener.close()
 
     def _drain(self, force: bool) -> None:
         if self._server is None:

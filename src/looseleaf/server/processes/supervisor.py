@@ -17,11 +17,10 @@ from typing import Any
 from looseleaf.config import ServerConfig
 from looseleaf.errors import EngineLost, LooseleafError
 from looseleaf.llm.remote.wire_error import error_from_wire
-from looseleaf.server.address import address_fields
 from looseleaf.server.counts import make_table
 from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import make_log
-from looseleaf.server.ports import reserve
+from looseleaf.server.ports import address_fields, reserve
 from looseleaf.server.processes.control import (
     Close,
     Connect,
