@@ -37,6 +37,7 @@ from looseleaf.server.processes.control import (
     begin,
 )
 from looseleaf.server.processes.samples import families_of
+from looseleaf.server.processes.starting import StartingServer
 from looseleaf.server.registering import register_again
 from looseleaf.server.run import Server, log_loaded
 from looseleaf.server.service import Frontend, Service
@@ -100,7 +101,16 @@ class _Process:
         setup = self._setup
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._control = Control(self._socket, ToProcess, self._take, lambda: None)
-        await self._connected
+        with shared_socket(self._frontend.config.host, setup.port) as listener:
+            starting = StartingServer()
+            await starting.open(listener)
+            await self._connected
+            await starting.close()
+            await self._serve(listener)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Serve the API at a socket, over a loaded engine."""
+        setup = self._setup
         assert self._llm is not None
         counts = SharedCounts(setup.counts, setup.slot, setup.num_processes)
         service = self._frontend.service(self._llm, self._metrics, counts)
@@ -115,7 +125,7 @@ class _Process:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._retire)
         self._begin_restoring(service, is_first=True)
         try:
-            await server.serve([shared_socket(service.config.host, setup.port)])
+            await server.serve([listener])
         finally:
             self._llm.close()
             whole = service.whole is not False and not server.force_exit
