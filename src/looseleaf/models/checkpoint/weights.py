@@ -1,4 +1,4 @@
-"""Weights of a decoder from safetensors files, fused for its products.
+"""Weights of a decoder from safetensors or GGUF files, fused for its products.
 
 q, k and v become one matrix, as do gate and up. Parts are read into it in its final dtype and on
 its final device, so loading never holds two copies.
@@ -19,6 +19,8 @@ from torch import Tensor
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
+from looseleaf.models.checkpoint.gguf.blocks import copy_values
+from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
@@ -202,7 +204,7 @@ class _Checker:
             )
 
     def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
-        if entry.dtype not in FLOATS:
+        if entry.dtype not in FLOATS and not isinstance(entry, BlockEntry):
             raise UnsupportedModel(
                 f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]}; quantised "
                 "checkpoints are not supported, use one in float32, float16 or bfloat16"
@@ -245,7 +247,11 @@ class _Reader(_Checker):
         dtype = torch.float32 if wide else self._dtype
         whole = torch.empty(size, dtype=dtype, device=self._device)
         for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
-            part.copy_(self._read(name))
+            entry = self._entries[name]
+            if isinstance(entry, BlockEntry):
+                copy_values(entry, part)
+            else:
+                part.copy_(self._read(name))
         return whole
 
     def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
@@ -265,6 +271,11 @@ class _Reader(_Checker):
         from safetensors import SafetensorError, safe_open
 
         entry = self._entries[name]
+        if isinstance(entry, BlockEntry):
+            rows = rows or slice(0, entry.shape[0])
+            values = torch.empty(len(range(entry.shape[0])[rows]), *entry.shape[1:])
+            copy_values(entry, values, rows.start)
+            return values
         try:
             files: dict[Path, Any] = self._local.__dict__.setdefault("files", {})
             if entry.path not in files:
