@@ -22,7 +22,7 @@ from looseleaf.models.layers import (
     norm_heads,
     project_heads,
 )
-from looseleaf.models.linear import project
+from looseleaf.models.linear import look_up, project
 from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
 
@@ -102,7 +102,7 @@ class Decoder:
         return k, v
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        embedded = self.weights.embedding[tokens]
+        embedded = look_up(self.weights.embedding, tokens)
         if self._embedding_multiplier == 1.0:
             return embedded
         return embedded * self._embedding_multiplier

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.linear import Projection, add_project, add_project_, project
+from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.gated_linear import gated_linear, serves
 from looseleaf.ops.dense.rms_norm import rms_norm
 from looseleaf.ops.dense.silu_mul import silu_mul
@@ -57,7 +58,7 @@ class LayerWeights:
 class DecoderWeights:
     """All tensors of a decoder, on one device, in one dtype; a tied head shares the embedding."""
 
-    embedding: Tensor
+    embedding: Tensor | QuantizedWeight
     layers: tuple[LayerWeights, ...]
     final_norm: Norm
     lm_head: Projection
@@ -112,14 +113,19 @@ def _summands(hidden: Tensor, projection: Projection) -> Tensor:
     """``hidden @ weight.T + bias``, split into parts if that is faster."""
     weight, bias = projection
     properties = torch.cuda.get_device_properties(hidden.device)
-    parts = num_parts(hidden, weight, properties.multi_processor_count) if bias is None else 0
+    if bias is not None or isinstance(weight, QuantizedWeight):
+        return project(hidden, projection)
+    parts = num_parts(hidden, weight, properties.multi_processor_count)
     return split_linear(hidden, weight, parts) if parts else project(hidden, projection)
 
 
 def project_heads(normed: Tensor, qkv: Projection) -> Tensor:
     """Queries, keys and values ``[rows, features]`` of an attention layer's normed input."""
-    if qkv.bias is None and serves_whole(normed, qkv.weight):
-        return whole_linear(normed, qkv.weight)
+    weight, bias = qkv
+    if isinstance(weight, QuantizedWeight) or bias is not None:
+        return project(normed, qkv)
+    if serves_whole(normed, weight):
+        return whole_linear(normed, weight)
     return project(normed, qkv)
 
 
@@ -162,9 +168,13 @@ def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:
     """The MLP's inner values ``[rows, intermediate_size]`` from its normed input."""
-    fused = config.gated_mlp and config.activation == "silu" and gate_up.bias is None
-    if fused and serves(normed, gate_up.weight):
-        return gated_linear(normed, gate_up.weight)
+    fused, weight = config.gated_mlp and config.activation == "silu", gate_up.weight
+    if fused and gate_up.bias is None:
+        if isinstance(weight, QuantizedWeight):
+            if weight.can_gate:
+                return weight.gate(normed)
+        elif serves(normed, weight):
+            return gated_linear(normed, weight)
     return apply_activation(project(normed, gate_up), config)
 
 
