@@ -17,6 +17,7 @@ from looseleaf.models.linear import Projection, add_project, add_project_, proje
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.gated_linear import gated_linear, serves
 from looseleaf.ops.dense.rms_norm import rms_norm
+from looseleaf.ops.dense.rms_norm.native import rms_norm_native
 from looseleaf.ops.dense.silu_mul import silu_mul
 from looseleaf.ops.dense.split_linear import num_parts, serves_whole, split_linear, whole_linear
 
@@ -26,10 +27,13 @@ _FEW_ROWS = 512
 
 
 class Norm(NamedTuple):
-    """Weight and, for layer norm, bias ``[features]``. A weight with an offset is always fp32."""
+    """Weight and, for layer norm, bias ``[features]``. A weight with an offset is always fp32.
+
+    ``native`` is whether the C kernel computes an RMS norm."""
 
     weight: Tensor
     bias: Tensor | None = None
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class LayerWeights:
     mlp_norm: Norm | None
     gate_up: Projection
     down: Projection
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
     output_norm: Norm | None = None
     down_norm: Norm | None = None
 
@@ -141,6 +145,8 @@ def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[
         normed, total = rms_norm(stream.total, norm.weight, config.norm_eps, stream.pending)
         return normed, Stream(total)
     total, weight = stream.settled(), norm.weight
+    if norm.native:
+        return rms_norm_native(total, weight, config.norm_eps), Stream(total)
     if config.norm == "rms" and not config.norm_offset:
         # calls are a large share of a small model's time on a CPU
         return functional.rms_norm(total, weight.shape, weight, config.norm_eps), Stream(total)
@@ -151,6 +157,8 @@ def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
     """The norm of ``hidden``, which stays unchanged."""
     if config.norm == "rms" and hidden.is_cuda:
         return rms_norm(hidden, norm.weight, config.norm_eps).normed
+    if norm.native:
+        return rms_norm_native(hidden, norm.weight, config.norm_eps)
     shape = norm.weight.shape
     if config.norm_offset:
         # PyTorch warns if the dtypes of input and weight differ
@@ -161,8 +169,11 @@ def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
     return functional.layer_norm(hidden, shape, norm.weight, norm.bias, config.norm_eps)
 
 
-def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The RMS norm over the last dim of queries or keys, computed in the dtype of ``weight``."""
+def norm_heads(heads: Tensor, norm: Norm, eps: float) -> Tensor:
+    """The RMS norm over the last dim of queries or keys, computed in the dtype of its weight."""
+    weight = norm.weight
+    if norm.native:
+        return rms_norm_native(heads, weight, eps)
     return torch.rms_norm(heads.to(weight.dtype), weight.shape, weight, eps).to(heads.dtype)
 
 

@@ -226,7 +226,7 @@ class Definition:
         q, k, v = heads.split_with_sizes(counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             flat = (x.flatten(1) if shape.joint_qk_norm else x for x in (q, k))
-            norms = Norm(layer.q_norm), Norm(layer.k_norm)
+            norms = layer.q_norm, layer.k_norm
             q, k = (
                 self._norm(x, norm).view(len(normed), -1, shape.head_dim)
                 for x, norm in zip(flat, norms, strict=True)

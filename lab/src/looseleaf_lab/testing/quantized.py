@@ -21,3 +21,9 @@ def random_blocks(
         halves = generator.standard_normal((*shape[:2], 1)) * scale
         blocks[:, :, start : start + 2] = halves.astype(np.float16).view(np.uint8)
     return BlockMatrix(name, torch.from_numpy(blocks.reshape(features, -1)))
+
+
+def normal_blocks(name: str, features: int, columns: int, *, seed: int = 0) -> BlockMatrix:
+    """As `random_blocks`, with values whose root of the mean square is ``columns ** -0.5``."""
+    spread = float(random_blocks(name, 16, columns, seed=seed, scale=1.0).dequantize().std())
+    return random_blocks(name, features, columns, seed=seed, scale=columns**-0.5 / spread)
