@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
-from looseleaf.ops.dense.quantized_linear.native import GROUP
 from looseleaf.ops.dense.quantized_linear.reference import dequantize_reference
 
 _log = logging.getLogger(__name__)
@@ -66,8 +65,8 @@ class QuantizedWeight:
     @property
     def can_gate(self) -> bool:
         """Whether `gate` can multiply by this weight: one packed matrix with whole halves."""
-        packed = len(self.parts) == 1 and isinstance(self.parts[0], PackedMatrix)
-        return packed and self.shape[0] % (2 * GROUP) == 0
+        part = self.parts[0]
+        return len(self.parts) == 1 and isinstance(part, PackedMatrix) and part.can_gate
 
     def multiply(
         self,

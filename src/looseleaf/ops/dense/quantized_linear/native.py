@@ -122,6 +122,18 @@ class PackedMatrix:
         self._address = ctypes.addressof(self._matrix)
 
     @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the C function that multiplies, and of its matrix, valid while this object lives."""
+        function = ctypes.cast(self._multiply, ctypes.c_void_p).value
+        assert function is not None, "a loaded function has an address"
+        return function, self._address
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether a gated product is possible: both halves are whole groups."""
+        return self.features % (2 * GROUP) == 0
+
+    @property
     def device(self) -> torch.device:
         """The device of the matrix, a CPU."""
         return self.packed.device
@@ -153,7 +165,7 @@ class PackedMatrix:
         fits = fits and x.dtype is out.dtype is self.dtype and x.is_cpu and out.is_cpu
         added = _Added(None, None, 0)
         if gated:
-            fits = fits and self.features % (2 * GROUP) == 0 and bias is residual is None
+            fits = fits and self.can_gate and bias is residual is None
         if bias is not None:
             added.bias = bias.data_ptr()
             fits = fits and bias.shape == (features,) and bias.dtype is torch.float32

@@ -24,15 +24,21 @@ class _Shape(ctypes.Structure):
 
 
 @cache
-def load_norm(dtype: torch.dtype) -> Any:
-    """The C function for rows of ``dtype``.
+def load_norm_library(dtype: torch.dtype) -> ctypes.CDLL:
+    """The C library of norms, and of products in a chain, for rows of ``dtype``.
 
     Raises NativeUnavailable for another dtype than fp32, bf16 and fp16, or without a compiler."""
     if dtype not in _DTYPES:
         raise NativeUnavailable(f"no C norm for rows of {dtype}: use 32 or 16 bits")
     defines = (("ROW_TYPE", _DTYPES[dtype]), ("LANES", vector_lanes()))
-    source = read_source("looseleaf.ops", "rows.h", "dense/rms_norm/norm.c")
-    norm = load_library(source, defines, _FLAGS).looseleaf_rms_norm
+    files = ("rows.h", "dense/rms_norm/norm.c", "dense/product_chain/chain.c")
+    return load_library(read_source("looseleaf.ops", *files), defines, _FLAGS)
+
+
+@cache
+def load_norm(dtype: torch.dtype) -> Any:
+    """The C norm for rows of ``dtype``. Raises NativeUnavailable as `load_norm_library`."""
+    norm = load_norm_library(dtype).looseleaf_rms_norm
     pointer = ctypes.c_void_p
     norm.argtypes = [*[pointer] * 4, ctypes.c_int64, pointer, ctypes.c_float]
     norm.restype = None
