@@ -96,17 +96,18 @@ class QuantizedWeight:
     def rows(self, numbers: Int[Tensor, " rows"]) -> Float[Tensor, "rows columns"]:
         """Rows by number, of a weight with one part."""
         (part,) = self.parts
-        if isinstance(part, PackedMatrix):
-            return part.rows(numbers)
-        return dequantize_reference(part.blocks[numbers], part.layout).to(self.dtype)
+        return _rows(part, numbers, self.dtype)
 
     def dequantize(self) -> Float[Tensor, "features columns"]:
         """All values in `dtype`."""
-        values = []
-        for part in self.parts:
-            every_row = torch.arange(part.features, device=self.device)
-            values.append(QuantizedWeight((part,), self.dtype).rows(every_row))
-        return torch.cat(values)
+        rows = (torch.arange(part.features, device=self.device) for part in self.parts)
+        return torch.cat([_rows(*pair, self.dtype) for pair in zip(self.parts, rows, strict=True)])
+
+
+def _rows(part: Part, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    if isinstance(part, PackedMatrix):
+        return part.rows(numbers)
+    return dequantize_reference(part.blocks[numbers], part.layout).to(dtype)
 
 
 def _multiply(

@@ -354,27 +354,43 @@ int looseleaf_multiply(const Matrix *matrix, const row_t *x, int64_t x_row, int6
     return 0;
 }
 
-/* Rows of the matrix by number, in fp32 with one rounding; numbers are in range. */
-void looseleaf_rows(const Matrix *matrix, const int64_t *numbers, int64_t count, row_t *out) {
-    int64_t inner = matrix->num_blocks * BLOCK;
-    for (int64_t n = 0; n < count; n++) {
-        int row = (int)(numbers[n] % GROUP);
-        const uint8_t *group = matrix->packed + numbers[n] / GROUP * group_bytes(matrix->num_blocks);
-        for (int64_t k = 0; k < inner; k++) {
-            const uint8_t *block = group + k / BLOCK * PARAMETER_BYTES, *sub_codes = block + 2 * GROUP * (1 + HAS_MIN);
-            const uint8_t *chunk = group + parameter_bytes(matrix->num_blocks) + k / CHUNK * CODE_BYTES;
-            int word = (int)(k % CHUNK / 4), byte = 4 * row + (int)(k % 4);
-            int code = BITS == 8 ? chunk[LINE * word + byte] : chunk[LINE * (word % 4) + byte] >> word / 4 * 4 & 15;
-            if (BITS == 5) code |= (chunk[4 * LINE + byte] >> word & 1) << 4;
-            if (BITS == 6) code |= (chunk[4 * LINE + LINE * (word / 4) + byte] >> word % 4 * 2 & 3) << 4;
+/* The codes of a chunk of one row, from those of its group. */
+INLINE void row_codes(const uint8_t *chunk, int row, uint8_t *codes) {
+    for (int t = 0; t < (BITS == 8 ? WORDS : 4); t++) memcpy(codes + 4 * t, chunk + LINE * t + 4 * row, 4);
+    if (BITS == 8) return;
+    uint8_t upper[8] = {0};
+    for (int t = 0; BITS > 4 && t < BITS - 4; t++) memcpy(upper + 4 * t, chunk + LINE * (4 + t) + 4 * row, 4);
+    for (int n = 0; n < 16; n++) codes[16 + n] = codes[n] >> 4, codes[n] &= 15;
+    for (int n = 0; BITS == 5 && n < CHUNK; n++) codes[n] |= (upper[n % 4] >> n / 4 & 1) << 4;
+    for (int n = 0; BITS == 6 && n < CHUNK; n++) codes[n] |= (upper[n / 16 * 4 + n % 4] >> n / 4 % 4 * 2 & 3) << 4;
+}
+
+static void write_row(const uint8_t *group, int64_t num_blocks, int row, row_t *out) {
+    const uint8_t *chunk = group + parameter_bytes(num_blocks);
+    for (int64_t n = 0; n < num_blocks * SUPER; n++, chunk += CODE_BYTES, out += CHUNK) {
+        const uint8_t *block = group + n / SUPER * PARAMETER_BYTES, *sub_codes = block + 2 * GROUP * (1 + HAS_MIN) + row;
+        uint8_t codes[CHUNK];
+        row_codes(chunk, row, codes);
+        for (int sub = 0; sub < CHUNK_SUBS; sub++) {
+            enum { COUNT = CHUNK / CHUNK_SUBS };
+            int64_t at = (n % SUPER * CHUNK_SUBS + sub) * (1 + HAS_MIN) * GROUP;
             float scale = widen_float16(half_at(block + 2 * row)), min = 0.0f;
             if (HAS_MIN) min = widen_float16(half_at(block + 2 * (GROUP + row)));
             if (SUPER > 1) {
-                uint8_t scale_code = sub_codes[k % BLOCK / SUB * (1 + HAS_MIN) * GROUP + row];
-                scale *= ZERO ? (float)(int8_t)scale_code : (float)scale_code;
-                if (HAS_MIN) min *= -(float)sub_codes[(2 * (k % BLOCK / SUB) + 1) * GROUP + row];
+                scale *= ZERO ? (float)(int8_t)sub_codes[at] : (float)sub_codes[at];
+                if (HAS_MIN) min *= -(float)sub_codes[at + GROUP];
             }
-            out[n * inner + k] = round_row(scale * (float)(code - ZERO) + min);
+            for (int k = sub * COUNT; k < (sub + 1) * COUNT; k++)
+                out[k] = round_row(scale * (float)(codes[k] - ZERO) + min);
         }
     }
+}
+
+/* Rows of the matrix by number, each value rounded once; numbers are in range. */
+void looseleaf_rows(const Matrix *matrix, const int64_t *numbers, int64_t count, row_t *out) {
+    int64_t blocks = matrix->num_blocks;
+#pragma omp parallel for schedule(static) if (count > GROUP)
+    for (int64_t n = 0; n < count; n++)
+        write_row(matrix->packed + numbers[n] / GROUP * group_bytes(blocks), blocks, (int)(numbers[n] % GROUP),
+                  out + n * blocks * BLOCK);
 }
