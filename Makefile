@@ -4,8 +4,9 @@
 #   make venv       .venv with everything for development
 #   make smoke      a minute of tests                   (WORKERS=2)
 #   make test       the product's tests without a GPU   (WORKERS=2)
+#   make test-shapes operators, plans and laws with the shapes of tensors checked
 #   make test-all   all tests that need no GPU          (WORKERS=2)
-#   make check      format, lint, types, imports, size limits
+#   make check      format, lint, types, imports, size limits, prose
 #   make format     let ruff rewrite what it can
 #   make docs       the site, in build/site
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
@@ -42,7 +43,7 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo venv smoke test test-rest test-all check format docs test-gpu gpu-report clean
+.PHONY: help demo venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,11 +60,15 @@ test: $(VENV)/.test
 smoke: $(VENV)/.test
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) --product -m smoke
 
+# checked shapes double the time of tests, so only those run that call each public function
+test-shapes: $(VENV)/.test
+	CUDA_VISIBLE_DEVICES= CHECK_SHAPES=1 $(BIN)/python -m pytest -n $(WORKERS) --product -m "shapes and not gpu"
+
 # the rest: all that `make test` leaves out
 test-rest: $(VENV)/.dev
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n $(WORKERS) -m "not gpu" --rest
 
-test-all: test test-rest
+test-all: test test-shapes test-rest
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -71,6 +76,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_limits.py
+	$(BIN)/python -m tools.prose --at-most 20
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -12,6 +12,9 @@ import torch
 
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
 FAMILIES = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
+ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4")
+"""One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
+RoPE laws by layer, a part of the head rotated. The others differ in products and norms only."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32

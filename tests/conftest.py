@@ -1,4 +1,5 @@
-"""What every test runs under: checked shapes, one thread per worker, Triton interpreted on CPUs.
+"""What every test runs under: one thread per worker, Triton interpreted on CPUs, and shapes that
+are checked if CHECK_SHAPES is set, which doubles the time of tests.
 
 Everything here must happen before looseleaf or triton is imported for the first time.
 """
@@ -41,6 +42,24 @@ SMOKE = tuple(
     )
 )
 
+# operators, plans and laws: every public tensor function is called from these
+SHAPES = tuple(
+    TESTS / name
+    for name in (
+        *(
+            "attention",
+            "blend",
+            "index",
+            "kv",
+            "rope",
+            "retro/test_table.py",
+            "sparse/test_laws.py",
+        ),
+        *("engine/test_law_exact.py", "engine/test_tiers.py", "tiers", "models/test_logits.py"),
+        *("ops/test_merge_states.py", "ops/test_dispatch.py", "ops/test_prefill_attention.py"),
+    )
+)
+
 
 def _check_shapes() -> None:
     """Have beartype check the shapes and types of every call into looseleaf, but for kernels.
@@ -70,9 +89,9 @@ def _settle_hypothesis() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "looseleaf"))
 
 
-# the GPU rung runs under a Python that may have neither
-if find_spec("beartype"):
+if os.environ.get("CHECK_SHAPES"):
     _check_shapes()
+# the GPU rung runs under a Python that may lack it
 if find_spec("hypothesis"):
     _settle_hypothesis()
 
@@ -95,6 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full)
         if item.path in SMOKE:
             item.add_marker(pytest.mark.smoke)
+        if any(path in (item.path, *item.path.parents) for path in SHAPES):
+            item.add_marker(pytest.mark.shapes)
     product, rest = config.getoption("--product"), config.getoption("--rest")
     if product or rest:
         chosen = [item for item in items if bool(item.get_closest_marker("full")) == rest]

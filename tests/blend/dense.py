@@ -148,7 +148,7 @@ class DenseBlend:
 
     def chase(self, links: Links, num_text: int | None = None) -> Chase:
         """All rounds of a chase, each with a pass over the scouts alone."""
-        scores = self.question_scores(links.question, num_text)
+        scores = self.question_scores(links, num_text)
         chase = links.begin(self.candidates, scores)
         depth = links.scout_layers(self.model.config.num_layers)
         for _ in range(links.rounds):
@@ -173,10 +173,10 @@ class DenseBlend:
     def choose(self, selector: Selector, num_text: int | None = None) -> Tensor:
         """What a selector chooses that needs no row filter."""
         scores = torch.zeros(len(self.candidates))
-        if isinstance(selector, Question):
-            scores = self.question_scores(selector, num_text)
-        elif isinstance(selector, Links):
+        if isinstance(selector, Links):
             scores = self.chase(selector, num_text).scores
+        elif isinstance(selector, Question):
+            scores = self.question_scores(selector, num_text)
         elif isinstance(selector, Oracle):
             scores = self.true_deviation()
         return selector.select(self.candidates, scores)

@@ -69,7 +69,7 @@ def counts_of(chosen: Tensor, candidates: Candidates) -> list[int]:
 )
 @given(layout=layouts)
 def test_how_many_are_chosen_without_evidence_is_known_by_lengths_alone(
-    selector: Everything | FirstK | RandomTokens, layout: list[list[int]]
+    selector: Selector, layout: list[list[int]]
 ) -> None:
     # of a document without a token nobody knows that it is there
     for documents in filter(None, ([n for n in some if n] for some in layout)):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from looseleaf import LLM, Document, SamplingParams
 from looseleaf.engine.reports.outputs import RequestOutput
-from looseleaf.engine.runner.batch import logit_sequences
 from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.runner.step_sampler import logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.prompt.request import Prompt, Request
 from tests.checkpoints import FAMILIES, ROPE_LAWS

@@ -17,12 +17,12 @@ from looseleaf.models import Decoder
 from looseleaf.prompt.request import DocumentPart, Part, PromptParts, Request
 from looseleaf.rope import rope_frequencies, softmax_scale
 from looseleaf_lab.testing.scene import turned_at
-from tests.checkpoints import FAMILIES
+from tests.checkpoints import ATTENTION_FAMILIES
 from tests.engine.fused import LEAD, PARAMS, Blended, blend, blend_all, same
 from tests.engine.harness import TOLERANCE, Folder, Recorder, document, make_llm, words, worst
 
 CAPPED = "gemma2"
-EVERY_FAMILY = pytest.mark.parametrize("family", [f for f in FAMILIES if f != CAPPED])
+EVERY_FAMILY = pytest.mark.parametrize("family", [f for f in ATTENTION_FAMILIES if f != CAPPED])
 APE = Fuse("ape", temperature=0.8, scale=0.7)
 UNION = Fuse("ape", temperature=1.0, scale=1.0)
 DOCUMENTS = [document(1, 23), document(3, 19), document(2, 5)]

@@ -11,7 +11,7 @@ import pytest
 from looseleaf import AsyncLLM, SamplingParams
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import Runner
-from looseleaf.engine.sampling import Sampler
+from looseleaf.engine.sampling.sampler import Sampler
 from looseleaf.engine.scheduler import Scheduler
 from looseleaf.errors import (
     EngineFault,

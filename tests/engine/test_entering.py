@@ -15,7 +15,7 @@ from looseleaf.attention.watched import ChunkStep
 from looseleaf.blend import token_scoring as evidence
 from looseleaf.engine.runner import runner as running
 from looseleaf.engine.runner import step as stepping
-from looseleaf.engine.runner.batch import step_rows
+from looseleaf.engine.runner.step import step_rows
 from looseleaf.graphs.late_rows import LateRows
 from looseleaf.graphs.rows import RowInputs
 from looseleaf.llm.llm import make_config

@@ -9,7 +9,7 @@ import pytest
 from looseleaf import LLM, AsyncLLM, SamplingParams
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.sampling import SamplingState
+from looseleaf.engine.sampling.state import SamplingState
 from looseleaf.errors import EngineClosed, EngineFault, IntegrityError
 from looseleaf.models.tokenizer.detokenizer import Detokenizer
 from looseleaf.prompt.request import Request

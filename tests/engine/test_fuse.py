@@ -18,7 +18,7 @@ from looseleaf.llm.load import load_engine
 from looseleaf.prompt.request import Request
 from tests.blend.dense import DenseBlend, Pass, Prompt
 from tests.blend.test_blending import filtered
-from tests.checkpoints import FAMILIES
+from tests.checkpoints import ATTENTION_FAMILIES
 from tests.engine.fused import (
     LEAD,
     PARAMS,
@@ -49,7 +49,7 @@ POLICIES = [
     Fuse("deviation", ratio=0.3, check_layers=(1, 2)),
     Fuse("links", ratio=0.3),
 ]
-EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+EVERY_FAMILY = pytest.mark.parametrize("family", ATTENTION_FAMILIES)
 EVERY_POLICY = pytest.mark.parametrize("fuse", POLICIES, ids=str)
 
 
@@ -70,8 +70,10 @@ def test_a_blended_answer_is_what_the_dense_definition_says(
         assert worst(answer.logits, expected[-len(output) - 1 : -1]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "smollm3"])
-@pytest.mark.parametrize("implementation", ["reference", "triton"])
+@pytest.mark.parametrize(
+    ("family", "implementation"),
+    [*((family, "reference") for family in ("qwen3", "mistral", "smollm3")), ("smollm3", "triton")],
+)
 def test_every_implementation_of_attention_blends_alike(
     checkpoint: Folder, family: str, implementation: Any
 ) -> None:

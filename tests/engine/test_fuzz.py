@@ -130,7 +130,7 @@ def test_a_fault_of_mixes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_in_sixteen_bits_some_may_choose_otherwise_and_not_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = fuzz(seed=11, rounds=3)
+    run = fuzz(seed=11, rounds=1)
     run.model = gpu_model(2, torch.device("cpu"))
     monkeypatch.setattr("tools.fuzz.chooses", lambda policies: True)
     monkeypatch.setattr("tools.fuzz.differs", lambda *answers, **how: "another")
@@ -151,7 +151,7 @@ def test_what_an_interrupt_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatc
         return release(self, sequence)
 
     monkeypatch.setattr(Admission, "release", forgetful)
-    run = fuzz(seed=11, rounds=8)
+    run = fuzz_of(Kind(tiers="hd", trouble="i"), 3, monkeypatch)
     run()
     assert lost and any("held by nobody" in one for one in run.found)
 

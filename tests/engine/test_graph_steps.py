@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Document, Fuse, SamplingParams, Select
-from looseleaf.attention.select.device_topk import HostChoice
 from looseleaf.blend.fusion import Fusion
 from looseleaf.config import Revise
 from looseleaf.engine.runner.microbatches import logit_rows
 from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.graphs import prefill as pass_graphs
-from looseleaf.graphs.decode import MAX_ROWS, GraphKey, StepGraphs, _Graph, _lists
-from looseleaf.graphs.piecewise import stretches
-from looseleaf.graphs.prefill import PassGraphs, Within
+from looseleaf.graphs.capture import Captures, Replayable, Within, stretches
+from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
+from looseleaf.graphs.prefill import PassGraphs
 from looseleaf.graphs.row_buffer import RowBuffer
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
@@ -27,38 +26,49 @@ from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, assert_idle, make_llm, words
 
 
-@dataclass
-class Replay:
-    """What a graph does when it is replayed: everything once more, over what stands there now."""
+class Eager(Captures):
+    """Captures whose replays compute anew, over what stands in their tensors by then.
 
-    steps: "Steps"
-    key: GraphKey
-    lists: Sequence[Any]
-    logits: Tensor
+    Graphs that ``share`` their memory lose what they left when another one runs."""
+
+    def __init__(self, *, share: bool) -> None:
+        self.share = share
+        self.results: list[Tensor] = []
+
+    def capture(
+        self,
+        run: Callable[[Within], Tensor],
+        starts: Sequence[int] = (),
+        rewind: Callable[[], None] = lambda: None,
+    ) -> tuple[Tensor, Sequence[Replayable]]:
+        result = run(lambda attend: attend).clone()
+        rewind()
+        self.results.append(result)
+        return result, [*(Again(self) for _ in starts), Again(self, run, result)]
+
+
+@dataclass
+class Again:
+    """A graph: the last of a pass computes everything, those before it nothing."""
+
+    captures: Eager
+    run: Callable[[Within], Tensor] | None = None
+    result: Tensor | None = None
 
     def replay(self) -> None:
-        # graphs share their memory: what one leaves is gone when another one runs
-        for other in self.steps.left:
+        if self.run is None or self.result is None:
+            return
+        for other in self.captures.results if self.captures.share else ():
             other.fill_(torch.nan)
-        self.logits.copy_(self.steps._forward(self.key, self.lists, None))
+        self.result.copy_(self.run(lambda attend: attend))
 
 
 class Steps(StepGraphs):
-    """Graphs that compute anew."""
+    """Graphs of steps on a device that has none."""
 
     def __post_init__(self) -> None:
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64)
-        self.left: list[Tensor] = []
-
-    def _capture(self, key: GraphKey, choices: Sequence[HostChoice | None]) -> _Graph:
-        device = self.model.device
-        lists = _lists(key, choices, device)
-        logits = self._forward(key, lists, None).clone()
-        self.left.append(logits)
-        for some in lists:
-            some.work.unsent()
-        replay: Any = Replay(self, key, lists, logits)
-        return _Graph(replay, lists, logits)
+        self._captures = Eager(share=True)
 
 
 class Passes(PassGraphs):
@@ -66,22 +76,8 @@ class Passes(PassGraphs):
 
     def __post_init__(self) -> None:
         self._rows = RowBuffer(pass_graphs.MAX_ROWS, self.model.device)
-
-    def _cut(self, run: Callable[[Within], Tensor], depth: int) -> Any:
-        self._rows.clear()
-        result = run(lambda attend: attend).clone()
-        return result, [PassAgain(run, result)], [depth - 1]
-
-
-@dataclass
-class PassAgain:
-    """What the graphs of a pass do."""
-
-    run: Callable[[Within], Tensor]
-    result: Tensor
-
-    def replay(self) -> None:
-        self.result.copy_(self.run(lambda attend: attend))
+        # a CPU copies no scores of a pass away from its result
+        self._captures = Eager(share=False)
 
 
 PROMPTS = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from looseleaf.engine.json_schema import FORMATS, library_schema
+from looseleaf.engine.json_schema.support import FORMATS, library_schema
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import Grammar
 from tests.engine.schema_walks import RandomModel, fits

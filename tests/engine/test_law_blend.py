@@ -1,4 +1,4 @@
-"""Laws 4 and 6 for blended requests, in fp32, each in every family of models."""
+"""Laws 4 and 6 for blended requests, in fp32, each with every kind of attention."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from looseleaf.config import FuseSelector
 from looseleaf.engine.sequence import Phase
 from looseleaf.engine.sequence import Sequence as OneOutput
 from looseleaf.prompt.request import Part, Request
-from tests.checkpoints import FAMILIES
+from tests.checkpoints import ATTENTION_FAMILIES
 from tests.engine.fused import (
     LEAD,
     PARAMS,
@@ -29,7 +29,7 @@ from tests.engine.fused import (
 )
 from tests.engine.harness import TOLERANCE, Folder, assert_idle, document, make_llm, words, worst
 
-pytestmark = pytest.mark.parametrize("family", FAMILIES)
+pytestmark = pytest.mark.parametrize("family", ATTENTION_FAMILIES)
 
 SELECTORS: tuple[FuseSelector, ...] = ("random", "question", "links", "deviation")
 # one that takes no pass to choose, one that takes several, one that computes as it chooses
@@ -41,7 +41,7 @@ Cold = Callable[[str], LLM]
 
 @pytest.fixture(scope="module")
 def engines(checkpoint: Folder) -> dict[str, LLM]:
-    return {family: make_llm(checkpoint(family)) for family in FAMILIES}
+    return {family: make_llm(checkpoint(family)) for family in ATTENTION_FAMILIES}
 
 
 @pytest.fixture

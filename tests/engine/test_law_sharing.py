@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM
-from tests.checkpoints import FAMILIES
+from tests.checkpoints import ATTENTION_FAMILIES, ROPE_LAWS
 from tests.engine.harness import (
-    CASES,
     Answer,
     Folder,
     ask,
@@ -21,10 +20,19 @@ from tests.engine.harness import (
     words,
 )
 
-EVERY_CASE = pytest.mark.parametrize(("family", "law", "page_size"), CASES)
+EVERY_CASE = pytest.mark.parametrize(
+    ("family", "law", "page_size"),
+    [
+        *((family, "default", 16) for family in ATTENTION_FAMILIES),
+        *(
+            ("llama", law, size)
+            for law, size in zip(ROPE_LAWS[1:], (16, 32, 64, 16, 32), strict=True)
+        ),
+    ],
+)
 EVERY_FAMILY = pytest.mark.parametrize(
     ("family", "page_size"),
-    [*((family, 16) for family in FAMILIES), ("llama", 32), ("llama", 64)],
+    [*((family, 16) for family in ATTENTION_FAMILIES), ("llama", 32), ("llama", 64)],
 )
 LEAD = words(1, 19)
 A, B, C = document(1, 37), document(2, 18), document(3, 50)

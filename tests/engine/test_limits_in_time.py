@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, AsyncLLM, SamplingParams
-from looseleaf.engine.deadlines import Deadlines
-from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.progress import Deadlines, RequestProgress
 from looseleaf.errors import DeadlineExceeded, EngineClosed, InvalidOption
 from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, assert_idle, document, drawn, make_llm, words
@@ -99,7 +98,7 @@ def test_names_are_gone_through_no_more_often_than_they_come(
     def heapify(entries: list[tuple[float, str]]) -> None:
         rebuilt.append(len(entries))
 
-    monkeypatch.setattr("looseleaf.engine.deadlines.heapify", heapify)
+    monkeypatch.setattr("looseleaf.engine.progress.heapify", heapify)
     deadlines = Deadlines()
     requests: dict[str, RequestProgress] = {}
     for number in range(64):

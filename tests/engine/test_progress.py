@@ -6,7 +6,7 @@ import pytest
 
 from looseleaf import SamplingParams
 from looseleaf.engine.progress import OutputProgress
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from tests.engine.harness import Folder, make_llm, words
 
 

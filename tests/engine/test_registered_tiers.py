@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM
-from looseleaf.engine.documents import evicted_keys as departed
+from looseleaf.engine.documents import entry as entries
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.prompt.request import Request
 from tests.engine.harness import GREEDY, Folder, assert_idle, words
@@ -92,7 +92,7 @@ def test_a_document_deleted_while_it_comes_from_disk_is_nowhere_then(
 def test_a_deleted_document_leaves_nothing_of_contexts_that_left_the_pool(
     checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
-    monkeypatch.setattr(departed, "_FEW", few)
+    monkeypatch.setattr(entries, "_FEW", few)
     llm = tiered(checkpoint(), tmp_path)
     load_always(llm)
     info = llm.register(A)
@@ -109,7 +109,7 @@ def test_a_deleted_document_leaves_nothing_of_contexts_that_left_the_pool(
 def test_contexts_that_no_tier_has_any_more_are_forgotten(
     checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departed, "_FEW", 3)
+    monkeypatch.setattr(entries, "_FEW", 3)
     llm = tiered(checkpoint(), tmp_path)
     llm.register(A)
     for _ in range(3):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looseleaf import SamplingParams
-from looseleaf.engine.sampling import Finish, StopChecker
+from looseleaf.engine.sampling.stopping import Finish, StopChecker
 
 EOS = 2
 

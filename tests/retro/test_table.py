@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from looseleaf import Document, Select
-from looseleaf.attention.select.candidates import Candidates, Choice
+from looseleaf.attention.select.policy import Candidates, Choice
 from looseleaf.config import EVICTING, Fuse, Local, Revise
 from looseleaf.ops.rotate import rotate
 from looseleaf.prompt.request import Prompt, Request
@@ -62,9 +62,13 @@ def everything(policy: SparsePolicy, layer: int, q: Tensor, candidates: Candidat
     return Choice(torch.arange(most).expand(rows, heads, most).contiguous(), counts)
 
 
-@each_revised_row
 @pytest.mark.parametrize(
-    "revise", [Revise(1), Revise(3), Revise(9), Revise(3, local="stale")], ids=str
+    ("row", "revise"),
+    [
+        *((row, Revise(3)) for row in REVISED),
+        *(("quest", revise) for revise in (Revise(1), Revise(9), Revise(3, local="stale"))),
+    ],
+    ids=str,
 )
 def test_a_full_budget_equals_dense_decode(
     checkpoint: Folder, row: str, revise: Revise, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +144,7 @@ def test_in_one_layer_a_revised_output_is_attention_over_the_union_of_pages_read
             revision = revision_of(sequence)
             if revision is None or revision._slot is None or revision.window.num_past < 0:
                 continue
-            states: RevisionStates = revision.policy.states
+            states: RevisionStates = revision.policy.kept
             newest, rows = revision.window.position, revision.window.num_rows
             for age in range(rows):
                 place = (newest - age) % states.window
@@ -210,7 +214,7 @@ def test_seen_sets_only_grow_and_sealed_pages_never_change(checkpoint: Folder, r
         revision = revision_of(sequence)
         if revision is None or revision._slot is None or revision.window.num_past < 0:
             continue
-        now = revision.policy.states.registers[1:, revision._slot].clone().int()
+        now = revision.policy.kept.registers[1:, revision._slot].clone().int()
         if len(before):
             kept = before[..., : now.shape[-1]] & 127
             assert torch.equal(now[..., : kept.shape[-1]] >> 1, kept)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.models import Tokenizer
 from looseleaf.server.report import TextOffsets
 from looseleaf.server.service import REFERENCE_NAME

@@ -35,7 +35,8 @@ def test_requests_that_run_out_of_time_in_the_queue_are_seen(narrow: Live) -> No
     values = counted(narrow)
     # one that runs, and three that never did
     assert values[f"{WAITING}_count"] == 4
-    assert values[f"{WAITING}_sum"] >= 3 * 0.3
+    # a part of the deadline passed before the queue
+    assert values[f"{WAITING}_sum"] >= 3 * 0.2
     assert values[f"{FIRST}_count"] == 1
     stream.close()
     narrow.wait_until_idle()

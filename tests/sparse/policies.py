@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from looseleaf.attention.select.candidates import PagePolicy
+from looseleaf.attention.select.policy import PagePolicy
 from looseleaf.retro import Revising, RevisionStates, StateShape
 from looseleaf.sparse import (
     Budget,

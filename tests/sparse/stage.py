@@ -11,11 +11,11 @@ from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
-from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
+from looseleaf.attention.select.policy import PagePolicy, RevisedRow, SelectingRow
 from looseleaf.config import RopeConfig
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
-from looseleaf.retro import RevisedRow, Revising
+from looseleaf.retro import Revising
 from looseleaf.rope import build_rotation
 from looseleaf.types import ScoreRule
 from tests.attention.forests import PAGE_SIZE, StepRecipe, decode_rows, spans_of
@@ -84,7 +84,7 @@ class Stage:
                 state = None
                 if isinstance(its, Revising):
                     # the newest row of an output of its own
-                    state = RevisedRow(its.states.take(), row.position % its.window, 0)
+                    state = RevisedRow(its.kept.take(), row.position % its.kept.window, 0)
                 selecting = SelectingRow(row.position, row.settled, row.tail, its, sealed, state)
                 chosen.append(selecting if selecting.num_candidates else row)
             else:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
-from looseleaf.attention.select.candidates import SelectingRow
+from looseleaf.attention.select.policy import SelectingRow
 from looseleaf.config import LayerBudgets
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.sparse import Budget, SparsePolicy

@@ -245,13 +245,13 @@ class _NativeStep:
         plan, split = self.plans[layer], self.num_decode_rows
         plan.point_pages(self.owner.pages_at[layer])
         out = torch.empty(q.shape, dtype=q.dtype)
-        if self.layer_reads[layer].selected:
-            for selected in self.layer_reads[layer].selected:
-                selected.begin(layer, q)
+        if joining := self.layer_reads[layer].joining:
+            for rows in joining:
+                rows.begin(layer, q)
             plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v))
             indptr = self.owner.row_state_indptr(self.layer_reads[layer])
-            for selected in self.layer_reads[layer].selected:
-                selected.join(layer, q, plan.states, indptr)
+            for rows in joining:
+                rows.join(layer, q, plan.states, indptr)
             plan.run(Phase.MERGE, out=out)
         elif split:
             plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out)
@@ -310,7 +310,7 @@ class _TorchStep:
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:
-            decode.run(layer, q, owner, self.layer_reads[layer].selected, out[:split])
+            decode.run(layer, q, owner, self.layer_reads[layer].joining, out[:split])
         if self.prompts is not None:
             self.prompts.attend(layer, q[split:], out[split:])
         return out

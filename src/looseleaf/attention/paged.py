@@ -32,7 +32,6 @@ from looseleaf.attention.select.device_topk import (
     count_on_device,
 )
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads, StepReadsBuilder
-from looseleaf.attention.select.worklist_scores import choosing_on_device
 from looseleaf.errors import NativeUnavailable
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
@@ -41,7 +40,7 @@ from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
-from looseleaf.ops.store_kv import NewRows, store_kv
+from looseleaf.ops.store_kv import NewRows
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
@@ -212,10 +211,10 @@ class PagedAttention:
         group = self._group
         for reads in layer_reads:
             if reads.key not in index_of:
-                finish = not reads.selected
+                finish = not reads.joining
                 work = self.planner.host_work(reads.rows, reads.groups, chunks, finish=finish)
-                selected, choice = choosing_on_device(reads.selected), None
-                if work is None or (reads.selected and selected is None):
+                selected, choice = reads.listed, None
+                if work is None or (reads.joining and selected is None):
                     return None
                 if selected is not None:
                     work, choice = choose_in(work, selected, group, most_rows, padded=True)
@@ -271,11 +270,11 @@ class PagedAttention:
         return [by_key[reads.key] for reads in layer_reads]
 
     def _plan(self, reads: LayerReads, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
-        selected = choosing_on_device(reads.selected)
+        selected = reads.listed
         if selected is None:
-            finish = not reads.selected
+            finish = not reads.joining
             plan = self.planner.plan(reads.rows, reads.groups, chunks, finish=finish)
-            return _LayerPlan(plan, reads.selected)
+            return _LayerPlan(plan, reads.joining)
         host = self.planner.host_work(reads.rows, reads.groups)
         assert host is not None, "decode rows have a work list"
         device, num_rows = self.pool.kv.device, len(reads.rows)
@@ -305,10 +304,10 @@ class PagedAttention:
 @dataclass(frozen=True)
 class _LayerPlan:
     """The plan of a layer; chosen pages are in the plan's own list (``choice``), or join as states
-    (``selected``)."""
+    (``joining``)."""
 
     plan: AttentionPlan
-    selected: "Sequence[Joining]" = ()
+    joining: Sequence[Joining] = ()
     choice: DeviceChoice | None = None
 
 
@@ -337,7 +336,7 @@ class _OpsStep:
         # candidate pages are final, so their scores need not wait for the store
         store_with_scores = choice is not None and plan.spans is None
         if not store_with_scores:
-            store_kv(*rows[:4], rotation, k_pages, v_pages, mode)
+            rows.store(rotation, mode)
         if not len(q):
             return q
         new = None
@@ -358,7 +357,7 @@ class _OpsStep:
             if work.whole and split == len(q):
                 return self._with_hosted(layer, q, states)
             indptr = work.row_state_indptr
-            for selected in self.layers[layer].selected:
+            for selected in self.layers[layer].joining:
                 selected.join(layer, q, states, indptr)
             kept = None if choice is None else choice.kept(layer)
             carried = None if self.hosted is None else self.hosted.join()

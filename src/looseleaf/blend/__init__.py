@@ -5,16 +5,14 @@ names the source of the scores. Selectors are pure functions over tensors. `toke
 model and `fusion` keeps the patch. README.md has the algorithm and the file of each step."""
 
 from looseleaf.blend.budget import Budget, choose
-from looseleaf.blend.candidates import Candidates, Selector
+from looseleaf.blend.candidates import Candidates
 from looseleaf.blend.row_filter import RowFilter
+from looseleaf.blend.selectors.base import Chase, Selector
+from looseleaf.blend.selectors.controls import Everything, Nothing, Oracle, RandomTokens
 from looseleaf.blend.selectors.deviation import Deviation, kv_deviation
-from looseleaf.blend.selectors.everything import Everything
 from looseleaf.blend.selectors.first_k import FirstK
-from looseleaf.blend.selectors.links import Chase, Links
-from looseleaf.blend.selectors.nothing import Nothing
-from looseleaf.blend.selectors.oracle import Oracle
+from looseleaf.blend.selectors.links import Links
 from looseleaf.blend.selectors.question import Question
-from looseleaf.blend.selectors.random_tokens import RandomTokens
 
 __all__ = [
     "Budget",

@@ -1,20 +1,12 @@
-"""The candidate tokens of a batch, and the protocol of a selector."""
+"""The candidate tokens of a batch."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
-
-Evidence = Literal["none", "deviation", "question", "links", "oracle"]
-"""The source of a selector's scores.
-
-``none``: no scores, the choice depends on positions. ``deviation``: `kv_deviation` of rows at a
-check layer. ``question``: attention received from text rows. ``links``: the same, and attention
-received from scouts. ``oracle``: a full prefill, for evaluation only."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +54,3 @@ class Candidates:
     def among(self, kept: Int[Tensor, " kept"], counts: tuple[int, ...]) -> "Candidates":
         """The candidates ``kept`` (ascending indices), ``counts`` of them in each request."""
         return Candidates(self.positions[kept], self.documents[kept], counts, self.totals)
-
-
-@runtime_checkable
-class Selector(Protocol):
-    """Chooses tokens by scores: deterministic, and independent of other requests in the batch."""
-
-    @property
-    def evidence(self) -> Evidence:
-        """The source of the scores of ``select``."""
-        ...
-
-    def select(
-        self, candidates: Candidates, scores: Float[Tensor, " tokens"]
-    ) -> Int[Tensor, " kept"]:
-        """Indices into ``candidates``, ascending and distinct. Higher scores are chosen first."""
-        ...

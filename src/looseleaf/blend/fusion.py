@@ -96,15 +96,19 @@ class Fusion:
     @property
     def positions(self) -> IntArray | None:
         """Positions of the chosen tokens; None before token scoring."""
-        if self._positions is None and isinstance(self.selector, FirstK):
-            counts = self.selector.counts([use.num_tokens for use in self.documents])
-            pairs = zip(self.documents, counts, strict=True)
-            first = [np.arange(use.start, use.start + count) for use, count in pairs]
-            self._positions = np.concatenate(first)
-        elif self._positions is None and self.selector.evidence == "none":
-            kept = self.selector.select(self.candidates, torch.zeros(len(self.candidates)))
-            self._positions = self.candidates.positions.numpy()[kept.numpy()]
+        if self._positions is None and self.selector.evidence == "none":
+            self._positions = self._position_choice()
         return self._positions
+
+    def _position_choice(self) -> IntArray:
+        """The choice of a selector without scores."""
+        counts = self.selector.leading([use.num_tokens for use in self.documents])
+        if counts is None:
+            kept = self.selector.select(self.candidates, torch.zeros(len(self.candidates)))
+            positions: IntArray = self.candidates.positions.numpy()[kept.numpy()]
+            return positions
+        pairs = zip(self.documents, counts, strict=True)
+        return np.concatenate([np.arange(use.start, use.start + count) for use, count in pairs])
 
     def expected(self) -> tuple[int, float]:
         """The number of chosen tokens and their mean position.
@@ -153,7 +157,7 @@ class Fusion:
     def num_evidence_rows(self) -> int:
         """The approximate number of rows of token scoring."""
         text = sum(run.num_tokens for run in self.runs[:-1]) + self.num_prompt_tail
-        return text + (self.most if isinstance(self.selector, Deviation | Oracle) else 0)
+        return text + (self.most if self.selector.computes_candidates else 0)
 
     @property
     def rows(self) -> FusedRows:
@@ -314,12 +318,7 @@ def make_fusion(
         return None
     before, behind = list(parts[: blended[0]]), list(parts[blended[0] :])
     selector = make_selector(fuse)
-    lengths = [part.num_tokens for part in behind if isinstance(part, DocumentUse)]
-    most = sum(lengths)
-    if isinstance(selector, Everything | FirstK | RandomTokens):
-        most = selector.count(lengths)
-    elif isinstance(selector, Links | Question):
-        most = selector.budget.count(most)
+    most = selector.count([part.num_tokens for part in behind if isinstance(part, DocumentUse)])
     if not most:
         return None
     tail = behind[-1]

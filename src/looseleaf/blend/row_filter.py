@@ -9,7 +9,7 @@ from torch import Tensor
 
 from looseleaf.blend.budget import budget_counts
 from looseleaf.blend.candidates import Candidates
-from looseleaf.blend.selectors.deviation import Deviation
+from looseleaf.blend.selectors.base import Selector
 
 RowScores = Callable[[int, Tensor, Tensor], Tensor]
 """Scores ``[rows]`` of candidate rows before a layer, from the layer's index, their hidden states
@@ -26,7 +26,7 @@ class RowFilter:
 
     def __init__(
         self,
-        selector: Deviation,
+        selector: Selector,
         candidates: Candidates,
         candidate_rows: Int[Tensor, " tokens"],
         num_rows: int,
@@ -63,7 +63,7 @@ class RowFilter:
         """The hidden states of the candidates among the remaining rows."""
         return _gather(hidden, _indices(self.rows, self._candidate_rows))
 
-    def _counts(self, kept: Int[Tensor, " kept"], selector: Deviation) -> tuple[int, ...]:
+    def _counts(self, kept: Int[Tensor, " kept"], selector: Selector) -> tuple[int, ...]:
         if selector.budget.is_fixed:
             return budget_counts(self.candidates, selector.budget)
         requests = self.candidates.requests[kept]

@@ -16,16 +16,7 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
-from looseleaf.blend import (
-    Budget,
-    Chase,
-    Deviation,
-    Links,
-    Oracle,
-    Question,
-    RowFilter,
-    kv_deviation,
-)
+from looseleaf.blend import Chase, RowFilter, kv_deviation
 from looseleaf.blend.fusion import Begun, FusedRows, Fusion, IntArray
 from looseleaf.graphs.layerwise import LayerwiseWait, wait_for_layer
 from looseleaf.graphs.prefill import PassGraphs, no_rows
@@ -83,31 +74,27 @@ class TokenScoring:
         Deviation also computes these tokens, completely or up to the last check layer. Returns the
         time of the first launch, on the clock `time.perf_counter`."""
         self._launched = None
-        by_question: dict[Question, list[Fusion]] = {}
+        # fusions with different budgets share a pass over the same layers
+        by_share: dict[float, list[Fusion]] = {}
         for fusion in fusions:
-            selector = fusion.selector
-            if isinstance(selector, Deviation):
-                self._settle(fusion, self._deviating(fusion, selector))
-            elif isinstance(selector, Oracle):
+            evidence = fusion.selector.evidence
+            if evidence == "deviation":
+                self._settle(fusion, self._deviating(fusion))
+            elif evidence == "oracle":
                 self._select(fusion, self._true_deviation(fusion))
             else:
-                question = selector.question if isinstance(selector, Links) else selector
-                assert isinstance(question, Question), "other selectors choose without evidence"
-                # fusions with different budgets share a pass over the same layers
-                key = Question(Budget(ratio=0.0), question.watched_share)
-                by_question.setdefault(key, []).append(fusion)
-        for question, together in by_question.items():
+                by_share.setdefault(fusion.selector.watched_share, []).append(fusion)
+        for together in by_share.values():
             readers = [_Readers.text(fusion) for fusion in together]
-            layers = range(self.model.config.num_layers)
-            watched = [layer for layer in layers if question.watches(layer, len(layers))]
+            layers, selector = range(self.model.config.num_layers), together[0].selector
+            watched = [layer for layer in layers if selector.watches(layer, len(layers))]
             scores = self._received(readers, watched, len(layers))
-            chases = []
-            for fusion, received in zip(together, scores, strict=True):
-                if isinstance(fusion.selector, Links):
-                    chases.append((fusion, fusion.selector.begin(fusion.candidates, received)))
-                else:
-                    self._select(fusion, received)
-            self._chase(chases)
+            self._chase(
+                [
+                    (fusion, fusion.selector.begin(fusion.candidates, received))
+                    for fusion, received in zip(together, scores, strict=True)
+                ]
+            )
         return self._launched
 
     def _select(self, fusion: Fusion, scores: Scores) -> None:
@@ -124,28 +111,25 @@ class TokenScoring:
         while chases:
             active = []
             for fusion, chase in chases:
-                assert isinstance(fusion.selector, Links)
                 if round_number < fusion.selector.rounds and len(chase.scouts):
-                    active.append((fusion, fusion.selector, chase))
+                    active.append((fusion, chase))
                 else:
                     self._select(fusion, chase.scores)
             round_number, chases = round_number + 1, []
             for depth, group in _by_depth(active, self.model.config.num_layers).items():
                 chases += self._follow(group, depth)
 
-    def _follow(
-        self, active: list[tuple[Fusion, Links, Chase]], depth: int
-    ) -> list[tuple[Fusion, Chase]]:
+    def _follow(self, active: list[tuple[Fusion, Chase]], depth: int) -> list[tuple[Fusion, Chase]]:
         readers = []
-        for fusion, _, chase in active:
+        for fusion, chase in active:
             positions = fusion.candidates.positions[chase.scouts].numpy()
             weight = chase.importance[chase.scouts]
             rows = fusion.document_rows(positions)
             readers.append(_Readers(fusion, rows, weight, positions))
         strength = self._received(readers, range(depth), depth)
         return [
-            (fusion, links.follow(fusion.candidates, chase, received))
-            for (fusion, links, chase), received in zip(active, strength, strict=True)
+            (fusion, fusion.selector.follow(fusion.candidates, chase, received))
+            for (fusion, chase), received in zip(active, strength, strict=True)
         ]
 
     def _received(
@@ -206,12 +190,12 @@ class TokenScoring:
         self._launched = self._launched or time.perf_counter()
         self.model.forward(tokens, LayerwiseWait(attend, self.awaited), hook, hooked=hooked)
 
-    def _deviating(self, fusion: Fusion, selector: Deviation) -> IntArray:
+    def _deviating(self, fusion: Fusion) -> IntArray:
         """The positions that remain after the last check layer of a pass over all candidates.
 
         The pass also computes their keys and values into the patch. Where passes replay, it ends at
         the last check layer, because its few rows continue faster together with the text."""
-        candidates = fusion.candidates
+        candidates, selector = fusion.candidates, fusion.selector
         all_positions = candidates.positions.numpy()
         rows = fusion.pass_rows(all_positions)
         narrow = RowFilter(
@@ -299,12 +283,12 @@ class TokenScoring:
 
 
 def _by_depth(
-    active: list[tuple[Fusion, Links, Chase]], num_layers: int
-) -> dict[int, list[tuple[Fusion, Links, Chase]]]:
+    active: list[tuple[Fusion, Chase]], num_layers: int
+) -> dict[int, list[tuple[Fusion, Chase]]]:
     """Searches by the number of layers that their scouts pass."""
-    groups: dict[int, list[tuple[Fusion, Links, Chase]]] = {}
-    for fusion, links, chase in active:
-        groups.setdefault(links.scout_layers(num_layers), []).append((fusion, links, chase))
+    groups: dict[int, list[tuple[Fusion, Chase]]] = {}
+    for fusion, chase in active:
+        groups.setdefault(fusion.selector.scout_layers(num_layers), []).append((fusion, chase))
     return groups
 
 

@@ -9,7 +9,7 @@ from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.groups import Groups
 from looseleaf.attention.plan.planner import PlanCounters
 from looseleaf.attention.select.attend_pages import RowReads
-from looseleaf.attention.select.candidates import PagePolicy
+from looseleaf.attention.select.policy import PagePolicy
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.reports.outputs import DocumentReuse, DocumentSource, ReuseReport

@@ -14,22 +14,19 @@ from looseleaf.engine.accounting import Accounting
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.background import BackgroundWork
 from looseleaf.engine.canary import Canary
-from looseleaf.engine.closing import close
-from looseleaf.engine.deadlines import deadline_error
 from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
-from looseleaf.engine.fork_guard import only_here
 from looseleaf.engine.input_processor import InputProcessor
+from looseleaf.engine.lifetime import close, only_here
 from looseleaf.engine.profile_run import make_tiering
-from looseleaf.engine.progress import OutputProgress, RequestProgress
+from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
-from looseleaf.engine.runner.batch import drawing_rows
 from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
 from looseleaf.engine.runner.runner import Runner
-from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows
 from looseleaf.engine.sampling.grammar import GrammarCompiler
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import (
@@ -85,18 +82,36 @@ class Engine:
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
         self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
         self.hosting = Hosting.create(parts.runner, parts.keys, config)
-        calls = self.warm, self.abort
-        self.documents = Documents(self.store, parts.keys, *calls, parts.tiers, self.hosting)
+        self.documents = Documents(
+            self.store,
+            parts.keys,
+            warm=self.warm,
+            cancel=self.abort,
+            tiers=parts.tiers,
+            hosting=self.hosting,
+        )
         self.accounting = Accounting(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
-        prefixes, features = config.cache.prefix_caching, Features.create(parts.runner, config)
+        prefixes = config.cache.prefix_caching
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
-        about = parts.max_model_len, shape, features, parts.runner.break_even
-        services = self.grammars, self._admission, *about, self.hosting.find, self.hosting.is_coming
-        self._input_processor = InputProcessor(parts.tokenizer, *services)
-        work = self._admission, self.hosting.chunk_tokens, self.tiering
-        self._scheduler = Scheduler(config.scheduler, *work)
+        self._input_processor = InputProcessor(
+            parts.tokenizer,
+            self.grammars,
+            self._admission,
+            max_model_len=parts.max_model_len,
+            model=shape,
+            features=Features.create(parts.runner, config),
+            break_even=parts.runner.break_even,
+            find_hosted=self.hosting.find,
+            is_coming=self.hosting.is_coming,
+        )
+        self._scheduler = Scheduler(
+            config.scheduler,
+            self._admission,
+            token_budget=self.hosting.chunk_tokens,
+            tiering=self.tiering,
+        )
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
@@ -104,14 +119,25 @@ class Engine:
         self._deadlines = self.tiering.deadlines
         self._background = BackgroundWork()
         self.hosting.enlist = enlist = self._background.enlist
-        waiting = self._scheduler.waiting
-        self._canary = Canary(config, self.accounting.counters, self.add, waiting, enlist)
+        self._canary = Canary(
+            config,
+            self.accounting.counters,
+            add=self.add,
+            waiting=self._scheduler.waiting,
+            enlist=enlist,
+        )
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: InFlightStep | None = None
         # flush to the tiers even if the caller never calls close()
         self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
-        resources = self.hosting.indexing, self.tiering, parts.runner.pool, self.sandboxes
-        self.close = weakref.finalize(self, only_here(close), *resources)
+        self.close = weakref.finalize(
+            self,
+            only_here(close),
+            indexing=self.hosting.indexing,
+            tiering=self.tiering,
+            pool=parts.runner.pool,
+            sandboxes=self.sandboxes,
+        )
 
     @property
     def counters(self) -> EngineCounters:

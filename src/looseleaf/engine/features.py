@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.groups import DecodeRow
-from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
-from looseleaf.attention.select.worklist_scores import says_how_many
+from looseleaf.attention.select.policy import PagePolicy, SelectingRow
 from looseleaf.blend.ape_rows import ApeRows
 from looseleaf.config import EngineConfig, Select
 from looseleaf.engine.runner.eviction import Evictions
@@ -84,7 +83,7 @@ class SelectedPages(Feature):
         most = selecting.num_candidates
         limit = self.policy.limit(most, selecting.num_other(page_size))
         # a row whose limit covers all candidates reads them densely
-        chooses = most and (limit < most or says_how_many(self.policy))
+        chooses = most and (limit < most or self.policy.counts_on_device)
         return [selecting] if chooses else rows
 
 

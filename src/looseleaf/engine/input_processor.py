@@ -8,10 +8,10 @@ from looseleaf.config import Fuse, ModelConfig, Select
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.features import Features
 from looseleaf.engine.progress import OutputProgress, RequestProgress
-from looseleaf.engine.reports.load_report import Arrivals
-from looseleaf.engine.reports.outputs import SelectReport
-from looseleaf.engine.sampling import SamplingState, StopChecker
+from looseleaf.engine.reports.outputs import Arrivals, SelectReport
 from looseleaf.engine.sampling.grammar import GrammarCompiler
+from looseleaf.engine.sampling.state import SamplingState
+from looseleaf.engine.sampling.stopping import StopChecker
 from looseleaf.engine.sequence import FindHosted, Sequence
 from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
 from looseleaf.kv.keys import SegmentKey

@@ -11,7 +11,7 @@ from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.blend.fusion import Fusion, make_fusion
 from looseleaf.config import Fuse, Select
-from looseleaf.engine.reports.load_report import Arrivals
+from looseleaf.engine.reports.outputs import Arrivals
 from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import PendingLoad

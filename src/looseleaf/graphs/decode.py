@@ -4,13 +4,10 @@ A graph is captured for a padded number of rows and the capacities of its work l
 every step that fits. The graph copies tokens, slots, positions and the work list from pinned host
 memory. Padding rows have no slots and no states, so they write and read nothing."""
 
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +21,7 @@ from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.attention.plan.lists import HostWork, IntArray
 from looseleaf.attention.select.device_topk import ChoiceBuffer, DeviceChoice, HostChoice, HostStep
+from looseleaf.graphs.capture import Captures, Replayable, Within
 from looseleaf.graphs.rows import RowInputs, arrived_tokens
 from looseleaf.graphs.step_result import StepResult
 from looseleaf.models import Decoder
@@ -77,13 +75,6 @@ class _Lists(NamedTuple):
     device: DeviceChoice | None
 
 
-@runtime_checkable
-class Replayable(Protocol):
-    """A capture that runs again over the current content of its tensors."""
-
-    def replay(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class _Graph:
     """A captured step: its lists, which are rewritten, and the logits that a replay writes."""
@@ -125,7 +116,7 @@ class StepGraphs:
     def __post_init__(self) -> None:
         device = self.model.device
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._captures = Captures(device)
 
     @property
     def num_captured(self) -> int:
@@ -206,45 +197,27 @@ class StepGraphs:
         device = self.model.device
         lists = _lists(key, choices, device)
         hosted = self.attention.hosted_room(key.rows) if key.hosted else None
-        # a first run without rows compiles kernels and allocates, which a capture must not do
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._forward(key, lists, hosted)
+
+        def run(within: Within) -> Tensor:
+            return self._forward(key, lists, hosted, within)
+
+        def rewind() -> None:
             for listed in lists:
                 listed.work.unsent()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # threads of the tiers may wait for the device during the capture
-        with undisturbed(), torch.cuda.graph(graph, self._pool, None, "thread_local"):
-            logits = self._forward(key, lists, hosted)
+
+        logits, [graph] = self._captures.capture(run, rewind=rewind)
         return _Graph(graph, lists, logits)
 
-    @cached_property
-    def _side(self) -> torch.cuda.Stream:
-        """The single stream of first runs, because each stream keeps its memory."""
-        return torch.cuda.Stream(self.model.device)
-
-    def _forward(self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None) -> Tensor:
+    def _forward(
+        self, key: GraphKey, lists: Sequence[_Lists], hosted: DeviceWork | None, within: Within
+    ) -> Tensor:
         for listed in lists:
             listed.work.fetch()
         tokens, slots, offsets, logit_rows = _rows_of(lists[0].work)
         works = [(listed.work.work, listed.device) for listed in lists]
         attend = self.attention.over(works, key.layers, slots, offsets, hosted)
-        hidden = self.model.forward(arrived_tokens(tokens, self._previous), attend)
+        hidden = self.model.forward(arrived_tokens(tokens, self._previous), within(attend))
         return self.model.logits(hidden.index_select(0, logit_rows))
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Disable garbage collection, which must not free an old graph during a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _key_of(num_rows: int, work: HostWork, choice: HostChoice | None) -> WorkKey:

@@ -1,7 +1,7 @@
 """Pass graphs: CUDA graphs of passes of few new rows that blend or wait for loads.
 
 On devices that read spans in parts, all steps without decode rows use them. A pass is several
-graphs of consecutive layers (`looseleaf.graphs.piecewise`). As in `StepGraphs`, all that differs
+graphs of consecutive layers (`looseleaf.graphs.capture`). As in `StepGraphs`, all that differs
 between passes is data, which the first graph copies to the device."""
 
 import time
@@ -27,17 +27,16 @@ from looseleaf.attention.watched import (
     WatchedStep,
     watched_chunks,
 )
-from looseleaf.graphs.decode import Replayable, room_for, undisturbed
+from looseleaf.graphs.capture import Captures, Replayable, Within, stretches
+from looseleaf.graphs.decode import room_for
 from looseleaf.graphs.late_rows import LateRows
 from looseleaf.graphs.layerwise import wait_for_layer
-from looseleaf.graphs.piecewise import Cutting, stretches
 from looseleaf.graphs.row_buffer import RowBuffer
 from looseleaf.graphs.rows import RowInputs, to_device
 from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.store import PendingLoad
 from looseleaf.models import Decoder
 from looseleaf.ops.hopper import attention as hopper_attention
-from looseleaf.types import Attend
 
 # the numbers of rows of graphs; cuBLAS takes longer for products of 448 rows than of 480
 _FEW = (16, 32, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512)
@@ -45,17 +44,17 @@ _MANY = (576, 640, 768, 896, 1024)
 _PADDED = (*_FEW, *_MANY)
 # past this the layers compute for longer than their launches take
 MAX_ROWS = _PADDED[-1]
-Within = Callable[[Attend], Attend]
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A captured pass: ``graphs`` in order; each waits for the layer in ``stops`` of all loads."""
+    """A captured pass: ``graphs`` in order; each waits for the layer in ``stops`` of all loads.
+    Replays write ``result``: logits, or the attention that keys receive."""
 
+    result: Tensor
     graphs: Sequence[Replayable]
     stops: Sequence[int]
     buffer: SpanBuffer
-    logits: Tensor
 
 
 class PassKey(NamedTuple):
@@ -79,15 +78,12 @@ class _WatchKey:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A captured watched pass with its buffers; its graphs write ``received``."""
+    """A captured watched pass with the buffers of its watched spans and rows."""
 
-    graphs: Sequence[Replayable]
-    stops: Sequence[int]
-    buffer: SpanBuffer
+    captured: _Pass
     watched: SpanBuffer
     weight: Tensor
     before: Tensor
-    received: Tensor
 
 
 @dataclass(eq=False)
@@ -104,7 +100,7 @@ class PassGraphs:
 
     def __post_init__(self) -> None:
         self._rows = RowBuffer(MAX_ROWS, self.model.device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._captures = Captures(self.model.device)
         self._fetched = torch.cuda.Event()
 
     @property
@@ -143,7 +139,7 @@ class PassGraphs:
         self._load(rows.table, rows.wanted, late_rows)
         captured.buffer.load(spans)
         launched = self._replay(captured, awaited)
-        return StepResult.of_chunks(captured.logits[: len(rows.wanted)], launched)
+        return StepResult.of_chunks(captured.result[: len(rows.wanted)], launched)
 
     def received(
         self,
@@ -162,20 +158,21 @@ class PassGraphs:
         key, spans, watched = self._watch_key(chunks, watch, depth)
         if not key.rows.holds(spans) or not key.watched.holds(watched):
             return None
-        captured = self._watched_for(key)
+        buffers = self._watched_for(key)
+        captured = buffers.captured
         self._await_fetch()
         self._load(table, ())
         captured.buffer.load(spans)
         # unused spans need length 0, because blocks of keys are assigned by span
         lengths = np.zeros(key.watched.spans, dtype=np.int32)
         lengths[: watched.num_spans] = watched.arrays["span_length"]
-        captured.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
+        buffers.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
         numbers = torch.stack([watch.weight.float(), torch.tensor(watch.before).float()])
         weight, before = to_device(numbers, self.model.device)
-        captured.weight[: len(weight)].copy_(weight)
-        captured.before[: len(before)].copy_(before)
+        buffers.weight[: len(weight)].copy_(weight)
+        buffers.before[: len(before)].copy_(before)
         launched = self._replay(captured, awaited)
-        return captured.received[: watch.num_keys], launched
+        return captured.result[: watch.num_keys], launched
 
     def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
         """The key of a pass of ``chunks`` without late rows."""
@@ -217,7 +214,7 @@ class PassGraphs:
         )
         return key, spans, watched
 
-    def _replay(self, captured: "_Pass | _Watched", awaited: Sequence[PendingLoad]) -> float:
+    def _replay(self, captured: _Pass, awaited: Sequence[PendingLoad]) -> float:
         """Run a pass; returns the time of its first launch, on the clock `time.perf_counter`."""
         launched = time.perf_counter()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
@@ -248,11 +245,6 @@ class PassGraphs:
         return all(hopper_attention.serves(k_pages, rule) for rule in self.attention.rules)
 
     @cached_property
-    def _side(self) -> torch.cuda.Stream:
-        """The single stream of first runs, because each stream keeps its memory."""
-        return torch.cuda.Stream(self.model.device)
-
-    @cached_property
     def _late_states(self) -> Tensor:
         """The hidden states of late rows; other rows are undefined."""
         size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
@@ -266,44 +258,35 @@ class PassGraphs:
             buffer.fetch()
             return self._forward(buffer, key.enters, within)
 
-        logits, graphs, stops = self._cut(run, self.model.config.num_layers)
-        return _Pass(graphs, stops, buffer, logits)
+        return self._cut(run, self.model.config.num_layers, buffer)
 
     def _capture_watched(self, key: _WatchKey) -> _Watched:
         device = self.model.device
-        buffers = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
+        buffer, watched = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
         weight = torch.zeros(key.rows.rows, dtype=torch.float32, device=device)
         before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
+        hook = None if key.depth == self.model.config.num_layers else no_rows
 
         def run(within: Within) -> Tensor:
-            for numbers in (self._rows, *buffers):
+            for numbers in (self._rows, buffer, watched):
                 numbers.fetch()
-            return self._watch(key, buffers, (weight, before), within)
+            tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
+            step = ChunkStep(self.attention, buffer.spans, slots, places)
+            received = torch.zeros(key.keys, dtype=torch.float32, device=device)
+            seen = WatchedStep(step, watched.spans, key.layers, weight, before, received)
+            self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
+            return seen.received
 
-        received, graphs, stops = self._cut(run, key.depth)
-        return _Watched(graphs, stops, *buffers, weight, before, received)
+        return _Watched(self._cut(run, key.depth, buffer), watched, weight, before)
 
-    def _cut(
-        self, run: Callable[[Within], Tensor], depth: int
-    ) -> tuple[Tensor, Sequence[Replayable], list[int]]:
+    def _cut(self, run: Callable[[Within], Tensor], depth: int, buffer: SpanBuffer) -> _Pass:
         """Capture ``run``, a pass through the first ``depth`` layers, in pieces."""
-        # a first run without rows compiles kernels and allocates, which a capture must not do
         self._await_fetch()
         self._rows.clear()
-        starts, side = stretches(depth), self._side
-        cutting = Cutting(starts[1:], self._pool)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run(lambda attend: attend)
-            torch.cuda.synchronize(self.model.device)
-            with undisturbed():
-                cutting.begin()
-                try:
-                    result = run(cutting.within)
-                finally:  # a stream that still captures would take nothing else
-                    cutting.end()
-        torch.cuda.current_stream().wait_stream(side)
-        return result, cutting.graphs, [start - 1 for start in starts[1:]] + [depth - 1]
+        starts = stretches(depth)
+        result, graphs = self._captures.capture(run, starts[1:])
+        stops = [start - 1 for start in starts[1:]] + [depth - 1]
+        return _Pass(result, graphs, stops, buffer)
 
     def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
         tokens, slots, places, before = self._rows.numbers[:4, : buffer.capacity.rows].unbind(0)
@@ -321,22 +304,6 @@ class PassGraphs:
         attend = self.attention.over_spans(buffer.spans, kept, places)
         hidden = self.model.forward(tokens, within(attend), enter, hooked=(enters,))
         return self.model.logits(hidden.index_select(0, logit_rows))
-
-    def _watch(
-        self,
-        key: _WatchKey,
-        buffers: tuple[SpanBuffer, SpanBuffer],
-        numbers: tuple[Tensor, Tensor],
-        within: Within,
-    ) -> Tensor:
-        tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
-        rows, watched = buffers
-        step = ChunkStep(self.attention, rows.spans, slots, places)
-        received = torch.zeros(key.keys, dtype=torch.float32, device=tokens.device)
-        seen = WatchedStep(step, watched.spans, key.layers, *numbers, received)
-        hook = None if key.depth == self.model.config.num_layers else no_rows
-        self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
-        return seen.received
 
 
 def no_rows(layer: int, hidden: Tensor) -> Tensor:

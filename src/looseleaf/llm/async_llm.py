@@ -17,16 +17,16 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.fork_guard import ProcessBound
+from looseleaf.engine.lifetime import ProcessBound
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
-from looseleaf.engine.result import Result
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
 from looseleaf.llm.engine_thread import Fail, Outcome, Worker
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
+from looseleaf.llm.result import Result
 from looseleaf.prompt.options import require_policies
 from looseleaf.prompt.request import (
     Document,

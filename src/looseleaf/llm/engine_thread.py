@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.fork_guard import ForkGuard
+from looseleaf.engine.lifetime import ForkGuard
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats

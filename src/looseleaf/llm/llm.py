@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.fork_guard import ForkGuardLock, ProcessBound
+from looseleaf.engine.lifetime import ForkGuardLock, ProcessBound
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import OnProgress

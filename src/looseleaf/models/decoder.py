@@ -140,7 +140,7 @@ class Decoder:
         return add_branch(stream, inner, layer.down, layer.down_norm, config)
 
     def _chained(
-        self, chain: LayerChain, stream: Tensor, attend: Attend, asked: Tensor | None
+        self, chain: LayerChain, stream: Tensor, attend: Attend, last_rows: Tensor | None
     ) -> Tensor:
         """The stream after the last layer, with one call of products a layer."""
         last, heads = len(self.weights.layers) - 1, None
@@ -148,8 +148,8 @@ class Decoder:
             q, k, v = self._split_heads(
                 index, chain.heads(index, stream) if heads is None else heads
             )
-            if index == last and asked is not None:
-                q, stream = q[asked], stream[asked]
+            if index == last and last_rows is not None:
+                q, stream = q[last_rows], stream[last_rows]
             attended = attend(index, q, k, v).flatten(1)
             if not len(attended):
                 return stream
@@ -157,7 +157,8 @@ class Decoder:
         return stream
 
     def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self._split_heads(index, project_heads(normed, self.weights.layers[index].qkv))
+        product = project_heads if normed.is_cuda else project
+        return self._split_heads(index, product(normed, self.weights.layers[index].qkv))
 
     def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of fused ``heads``, normed and scaled."""

@@ -5,7 +5,10 @@ operations decides the speed. An addition to the stream fuses with the product b
 rows on a GPU it fuses with the norm after it.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -21,6 +24,13 @@ from looseleaf.ops.dense.rms_norm.native import rms_norm_native
 from looseleaf.ops.dense.silu_mul import silu_mul
 from looseleaf.ops.dense.split_linear import num_parts, serves_whole, split_linear, whole_linear
 
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_new": partial(functional.gelu, approximate="tanh"),
+    }
+)
 # above this number of rows a GPU's product hides the traffic of the stream; below, a product that
 # is split along its inner dim is faster
 _FEW_ROWS = 512
@@ -87,11 +97,12 @@ def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Str
 
     May change ``stream`` in place: do not use it again.
     """
-    if stream.total.is_cuda and len(hidden) <= _FEW_ROWS:
-        return Stream(stream.settled(), _summands(hidden, projection))
-    if stream.total.is_cuda:
-        return Stream(add_project_(stream.settled(), hidden, projection))
-    return Stream(add_project(stream.settled(), hidden, projection))
+    total = stream.total if stream.pending is None else stream.settled()
+    if not total.is_cuda:
+        return Stream(add_project(total, hidden, projection))
+    if len(hidden) <= _FEW_ROWS:
+        return Stream(total, _summands(hidden, projection))
+    return Stream(add_project_(total, hidden, projection))
 
 
 def add_branch(
@@ -138,19 +149,20 @@ def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[
 
     May change ``stream`` in place: do not use it again.
     """
-    if norm is None:
-        total = stream.settled()
-        return total, Stream(total)
-    if config.norm == "rms" and stream.total.is_cuda:
+    if norm is not None and config.norm == "rms" and stream.total.is_cuda:
         normed, total = rms_norm(stream.total, norm.weight, config.norm_eps, stream.pending)
         return normed, Stream(total)
-    total, weight = stream.settled(), norm.weight
+    if stream.pending is not None:
+        stream = Stream(stream.settled())
+    if norm is None:
+        return stream.total, stream
     if norm.native:
-        return rms_norm_native(total, weight, config.norm_eps), Stream(total)
+        return rms_norm_native(stream.total, norm.weight, config.norm_eps), stream
     if config.norm == "rms" and not config.norm_offset:
         # calls are a large share of a small model's time on a CPU
-        return functional.rms_norm(total, weight.shape, weight, config.norm_eps), Stream(total)
-    return _normed(total, norm, config), Stream(total)
+        weight = norm.weight
+        return functional.rms_norm(stream.total, weight.shape, weight, config.norm_eps), stream
+    return _normed(stream.total, norm, config), stream
 
 
 def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
@@ -179,27 +191,19 @@ def norm_heads(heads: Tensor, norm: Norm, eps: float) -> Tensor:
 
 def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:
     """The MLP's inner values ``[rows, intermediate_size]`` from its normed input."""
-    fused, weight = config.gated_mlp and config.activation == "silu", gate_up.weight
-    if fused and gate_up.bias is None:
+    fuses = config.gated_mlp and config.activation == "silu"
+    weight = gate_up.weight
+    if fuses and gate_up.bias is None:
         if isinstance(weight, QuantizedWeight):
             if weight.can_gate:
                 return weight.gate(normed)
-        elif serves(normed, weight):
+        elif normed.is_cuda and serves(normed, weight):
             return gated_linear(normed, weight)
-    return apply_activation(project(normed, gate_up), config)
-
-
-def apply_activation(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """The MLP's inner values ``[rows, intermediate_size]`` from the fused gate and up."""
-    if not config.gated_mlp:
-        return _nonlinearity(hidden, config.activation)
-    if hidden.is_cuda and config.activation == "silu":
+    hidden = project(normed, gate_up)
+    if fuses and normed.is_cuda:
         return silu_mul(hidden)
+    activate = _ACTIVATIONS[config.activation]
+    if not config.gated_mlp:
+        return activate(hidden)
     gate, up = hidden.chunk(2, -1)
-    return _nonlinearity(gate, config.activation).mul_(up)
-
-
-def _nonlinearity(hidden: Tensor, name: str) -> Tensor:
-    if name == "silu":
-        return functional.silu(hidden)
-    return functional.gelu(hidden, approximate="tanh" if name == "gelu_new" else "none")
+    return activate(gate).mul_(up)

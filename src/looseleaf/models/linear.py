@@ -16,6 +16,9 @@ from torch.nn import functional
 
 from looseleaf.models.quantized import QuantizedWeight
 
+# up to this number of rows no row is padded
+_FEW_ROWS = 8
+
 
 class Projection(NamedTuple):
     """A linear map: ``weight [out_features, in_features]`` and a bias or None.
@@ -31,12 +34,13 @@ def project(hidden: Tensor, projection: Projection) -> Tensor:
     weight, bias = projection
     if isinstance(weight, QuantizedWeight):
         return weight.multiply(hidden, bias)
-    if weight.is_mkldnn:
-        fused = torch.ops.mkldnn._linear_pointwise
-        padded = _pad(hidden)
-        product: Tensor = fused(padded, weight, bias, "none", [], "")
-        return product if padded is hidden else product[: hidden.shape[0]]
-    return functional.linear(hidden, weight, bias)
+    if not weight.is_mkldnn:
+        return functional.linear(hidden, weight, bias)
+    # len() is slower, and a step calls this a hundred times
+    rows = hidden.shape[0]
+    padded = hidden if rows <= _FEW_ROWS else _pad(hidden)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
+    return product if padded is hidden else product[:rows]
 
 
 def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
@@ -44,16 +48,14 @@ def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Ten
     weight, bias = projection
     if isinstance(weight, QuantizedWeight):
         return weight.multiply(hidden, bias, residual)
-    if weight.is_mkldnn:
-        fused = torch.ops.mkldnn._linear_pointwise.binary
-        padded = _pad(hidden)
-        if padded is hidden:
-            summed: Tensor = fused(hidden, residual, weight, bias, "add")
-            return summed
-        summed = fused(padded, _pad(residual), weight, bias, "add")
-        return summed[: hidden.shape[0]]
-    summed = torch.addmm(residual, hidden, weight.t())
-    return summed if bias is None else summed.add_(bias)
+    if not weight.is_mkldnn:
+        summed = torch.addmm(residual, hidden, weight.t())
+        return summed if bias is None else summed.add_(bias)
+    rows = hidden.shape[0]
+    padded = hidden if rows <= _FEW_ROWS else _pad(hidden)
+    residual = residual if padded is hidden else _pad(residual)
+    added: Tensor = torch.ops.mkldnn._linear_pointwise.binary(padded, residual, weight, bias, "add")
+    return added if padded is hidden else added[:rows]
 
 
 def add_project_(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
@@ -67,14 +69,12 @@ def add_project_(residual: Tensor, hidden: Tensor, projection: Projection) -> Te
 
 def padded_rows(rows: int) -> int:
     """``rows`` rounded up to a multiple of 8 up to 64, else of 32; unchanged up to 8."""
-    step = 1 if rows <= 8 else 8 if rows <= 64 else 32
+    step = 1 if rows <= _FEW_ROWS else 8 if rows <= 64 else 32
     return -(-rows // step) * step
 
 
 def _pad(hidden: Tensor) -> Tensor:
-    # len() is slower, and a step calls this a hundred times
-    rows = hidden.shape[0]
-    missing = padded_rows(rows) - rows
+    missing = padded_rows(hidden.shape[0]) - hidden.shape[0]
     return functional.pad(hidden, (0, 0, 0, missing)) if missing else hidden
 
 

@@ -6,14 +6,13 @@ the gain over a budget, `adaptive` limits the window of a batch. README.md has t
 
 from looseleaf.retro.adaptive import free_rows, window_for
 from looseleaf.retro.exposure import Exposure, exposure_ratios
-from looseleaf.retro.policy import RevisedRow, Revising
+from looseleaf.retro.policy import Revising
 from looseleaf.retro.seen import mark_read, unseen
 from looseleaf.retro.states import RevisionStates, StateShape
 from looseleaf.retro.window import Window
 
 __all__ = [
     "Exposure",
-    "RevisedRow",
     "Revising",
     "RevisionStates",
     "StateShape",

@@ -14,24 +14,19 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates, Choice, PagePolicy, SelectingRow
+from looseleaf.attention.select.policy import (
+    Candidates,
+    Choice,
+    PagePolicy,
+    RevisedRow,
+    SelectingRow,
+    Worth,
+)
 from looseleaf.config import Local
 from looseleaf.kv.summaries import Summary
 from looseleaf.retro.seen import mark_read, unseen
 from looseleaf.retro.states import RevisionStates
 from looseleaf.types import AttnState
-
-
-@dataclass(frozen=True)
-class RevisedRow:
-    """State of a row: its output's slot, the index of its cached state in the slot, and its age, 0
-    for the newest. Past rows take over the last ``newly_sealed`` candidates.
-    """
-
-    slot: int
-    place: int
-    age: int
-    newly_sealed: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,12 +41,12 @@ class _Step:
     taken_over: Int[Tensor, "outputs new"]  # -1 where there is none
 
 
-class Revising:
-    """A `PagePolicy` over ``base``; a row's state is a `RevisedRow`, ``states`` is the cache."""
+class Revising(PagePolicy):
+    """A policy over ``base``; a row's state is a `RevisedRow`, ``kept`` is the cache."""
 
-    def __init__(self, base: PagePolicy, states: RevisionStates, local: Local = "exact") -> None:
+    def __init__(self, base: PagePolicy, kept: RevisionStates, local: Local = "exact") -> None:
         self.base = base
-        self.states = states
+        self._states = kept
         self.local = local
         self._made: tuple[Candidates, _Step] | None = None
 
@@ -66,25 +61,21 @@ class Revising:
 
     @property
     def listed_budget(self) -> tuple[int, int] | None:
-        """The base's, if it has one: see `SparsePolicy.listed_budget`. None for "stale" revision,
-        which device lists do not support."""
-        if self.local == "stale":
-            return None
-        budget: tuple[int, int] | None = getattr(self.base, "listed_budget", None)
-        return budget
+        """The base's; None for "stale" revision, which device lists do not support."""
+        return None if self.local == "stale" else self.base.listed_budget
 
     @property
-    def worth(self) -> object:
-        return getattr(self.base, "worth", None)
+    def worth(self) -> Worth | None:
+        return self.base.worth
 
     @property
-    def window(self) -> int:
-        """The most rows of an output."""
-        return self.states.window
+    def kept(self) -> RevisionStates:
+        """The states of past rows."""
+        return self._states
 
     def num_leading(self, rows: Sequence[SelectingRow]) -> int:
         """The number of newest rows."""
-        return sum(_revised(row.state).age == 0 for row in rows)
+        return sum(_revised(row).age == 0 for row in rows)
 
     def limit(self, num_candidates: int, num_other: int) -> int:
         """The base's; taken-over pages come on top of it."""
@@ -97,7 +88,7 @@ class Revising:
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Choice:
         """The pages of each row: RetroAttention over sealed pages."""
-        step, states = self._step(candidates), self.states
+        step, states = self._step(candidates), self.kept
         outputs = len(step.newest.rows)
         chosen = self.base.choose(layer, q[:outputs], step.newest)
         assert chosen.join is None and chosen.on_merged is None, "the base policy reads pages only"
@@ -137,13 +128,13 @@ class Revising:
     def _step(self, candidates: Candidates) -> _Step:
         """The tensors that a step's layers share."""
         if self._made is None or self._made[0] is not candidates:
-            self.states.make_room(candidates.table.pages.shape[1])
+            self.kept.make_room(candidates.table.pages.shape[1])
             self._made = candidates, _read_step(candidates)
         return self._made[1]
 
 
 def _read_step(candidates: Candidates) -> _Step:
-    rows = [_revised(row.state) for row in candidates.rows]
+    rows = [_revised(row) for row in candidates.rows]
     newest = {row.slot: index for index, row in enumerate(rows) if row.age == 0}
     assert list(newest.values()) == list(range(len(newest))), "the newest rows come first"
     device = candidates.row_positions.device
@@ -166,9 +157,9 @@ def _read_step(candidates: Candidates) -> _Step:
     )
 
 
-def _revised(state: object) -> RevisedRow:
-    assert isinstance(state, RevisedRow), "a revised row has a RevisedRow as its state"
-    return state
+def _revised(row: SelectingRow) -> RevisedRow:
+    assert row.state is not None, "a row under revision has a state"
+    return row.state
 
 
 def _with_taken_over(

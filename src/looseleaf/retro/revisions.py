@@ -10,20 +10,12 @@ from weakref import WeakValueDictionary
 from looseleaf.attention.host.window import WindowShape
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.groups import DecodeRow
-from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
-from looseleaf.attention.select.worklist_scores import says_how_many
+from looseleaf.attention.select.policy import PagePolicy, RevisedRow, SelectingRow
 from looseleaf.config import Local, Revise
 from looseleaf.errors import InvalidOption, InvalidRequest, NativeUnavailable
 from looseleaf.models import Decoder
 from looseleaf.ops.native.c_compiler import find_compiler
-from looseleaf.retro import (
-    Exposure,
-    RevisedRow,
-    Revising,
-    RevisionStates,
-    StateShape,
-    free_rows,
-)
+from looseleaf.retro import Exposure, Revising, RevisionStates, StateShape, free_rows
 from looseleaf.retro.key_revision import KeyRevision
 from looseleaf.retro.revision import Revision
 
@@ -47,14 +39,14 @@ class PageRevision(Revision):
         first = self._row(newest, 0)
         self._num_sealed = most = first.num_candidates
         limit = self.policy.limit(most, first.num_other(self.page_size))
-        if limit >= most and not says_how_many(self.policy):
+        if limit >= most and not self.policy.counts_on_device:
             self.restart()
             return [DecodeRow(newest.position, newest.settled, tail)]
         return [first, *(self._row(newest, age) for age in range(1, window.num_rows))]
 
     def launched(self) -> None:
         if self._slot is not None and self.window.num_past >= 0:
-            self.exposure.book(self.policy.states.registers[:, self._slot], self._num_sealed)
+            self.exposure.book(self.policy.kept.registers[:, self._slot], self._num_sealed)
 
     def counts(self) -> list[int]:
         """Pages, see `Exposure.totals`."""
@@ -68,15 +60,15 @@ class PageRevision(Revision):
         """As `Revision.reset`; frees the slot."""
         self.restart()
         if self._slot is not None:
-            self.policy.states.free(self._slot)
+            self.policy.kept.free(self._slot)
             self._slot = None
 
     def _row(self, newest: SelectingRow, age: int) -> SelectingRow:
         """The row ``age`` before the newest."""
         if self._slot is None:
-            self._slot = self.policy.states.take()
+            self._slot = self.policy.kept.take()
         window, position = self.window, newest.position - age
-        index = position % self.policy.states.window
+        index = position % self.policy.kept.window
         newly_sealed = window.newly_sealed if age == 0 else 0
         state = RevisedRow(self._slot, index, age, newly_sealed)
         tail = self.tail(newest.tail, age)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from looseleaf.engine.reports.outputs import LoadingReport, RequestOutput
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.retro import exposure_ratios
 from looseleaf.server.policies import effective_policies

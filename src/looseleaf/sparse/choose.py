@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates, Choice
+from looseleaf.attention.select.policy import Candidates, Choice
 from looseleaf.config import GroupRule
 from looseleaf.sparse.budget import Budget
 

@@ -7,7 +7,7 @@ order in memory changes. Evicted keys are lost, unlike pages that a policy choos
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -21,23 +21,18 @@ from looseleaf.types import Rotation, ScoreRule
 _TILE_ROWS = 32
 
 
-@runtime_checkable
-class Evictor(Protocol):
-    """Ranks a text's keys by the attention that they receive."""
+@dataclass(frozen=True)
+class Evictor:
+    """Ranks a text's keys by the attention that they receive, and keeps ``capacity`` of a KV head.
 
-    @property
-    def capacity(self) -> int:
-        """Keys that are kept for a KV head."""
-        ...
+    With ``only_prompt`` keys are evicted only after the prompt; otherwise at every excess page."""
 
-    @property
-    def only_prompt(self) -> bool:
-        """Whether keys are evicted only after the prompt; otherwise at every excess page."""
-        ...
+    only_prompt: ClassVar[bool] = False
+    capacity: int
 
     def rows(self, count: int, ends_prompt: bool) -> int:
-        """How many of a step's last rows, of ``count``, the scores need the attention of."""
-        ...
+        """The number of a step's last rows, of ``count``, whose attention the scores need."""
+        raise NotImplementedError
 
     def scores(
         self,
@@ -45,12 +40,12 @@ class Evictor(Protocol):
         weights: Float[Tensor, "rows kv_heads group keys"],
     ) -> Float[Tensor, "kv_heads keys"]:
         """The score of each key after a step, from its score ``before`` (0 for new keys) and the
-        attention ``weights`` of the observed rows."""
-        ...
+        attention ``weights`` of the observed rows; by default the sum of its attention."""
+        return before + weights.mean(2).sum(0)
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
         """The kept keys, ascending, of more than ``capacity``; the newest is among them."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

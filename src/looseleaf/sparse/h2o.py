@@ -8,31 +8,16 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.sparse.evicting import best
+from looseleaf.sparse.evicting import Evictor, best
 
 
 @dataclass(frozen=True)
-class H2O:
+class H2O(Evictor):
     """Keeps ``capacity`` keys, half of them the newest."""
-
-    capacity: int
-
-    @property
-    def only_prompt(self) -> bool:
-        """False: generated tokens are evicted too."""
-        return False
 
     def rows(self, count: int, ends_prompt: bool) -> int:
         """All rows."""
         return count
-
-    def scores(
-        self,
-        before: Float[Tensor, "kv_heads keys"],
-        weights: Float[Tensor, "rows kv_heads group keys"],
-    ) -> Float[Tensor, "kv_heads keys"]:
-        """The sum of attention so far."""
-        return before + weights.mean(2).sum(0)
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
         """The best keys, and the newest half."""

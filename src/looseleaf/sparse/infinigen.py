@@ -11,18 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates
-from looseleaf.kv.summaries import Summary
+from looseleaf.attention.select.policy import Candidates
+from looseleaf.sparse.policy import Scorer
 
 
 @dataclass(frozen=True)
-class Partial:
+class Partial(Scorer):
     """Scores a page by its best key in a quarter of the dims."""
-
-    @property
-    def summary(self) -> Summary | None:
-        """None: the scorer reads the keys."""
-        return None
 
     def looked(self, page_size: int, head_dim: int) -> int:
         """A quarter of the dims of every key."""

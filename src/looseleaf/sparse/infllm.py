@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates
+from looseleaf.attention.select.policy import Candidates
 from looseleaf.kv.summaries import Summary
+from looseleaf.sparse.policy import Scorer
 from looseleaf.sparse.quest import vector_scores
 
 _NUM_REPRESENTATIVES = 4
@@ -45,17 +46,13 @@ REPRESENTATIVES = Summary("representatives", 1, mean_representative)
 
 
 @dataclass(frozen=True)
-class Representatives:
+class Representatives(Scorer):
     """Scores a page by the mean score of its representative keys."""
 
     @property
     def summary(self) -> Summary | None:
         """The mean of the representative keys."""
         return REPRESENTATIVES
-
-    def looked(self, page_size: int, head_dim: int) -> int:
-        """0: scores use summaries only."""
-        return 0
 
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates

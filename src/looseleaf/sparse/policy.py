@@ -1,12 +1,11 @@
 """A policy: a scorer, a budget, and the layers that stay dense."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates, Choice
+from looseleaf.attention.select.policy import Candidates, Choice, PagePolicy
 from looseleaf.config import GroupRule, LayerBudgets
 from looseleaf.kv.summaries import Summary
 from looseleaf.sparse.budget import Budget
@@ -14,25 +13,25 @@ from looseleaf.sparse.choose import choose_pages, page_worth
 from looseleaf.sparse.layers import Schedule
 
 
-@runtime_checkable
-class Scorer(Protocol):
-    """Scores each page for each query head. Equal scorers give equal scores."""
+class Scorer:
+    """Scores each page for each query head. Equal scorers give equal scores. The base reads no
+    keys and needs no summary."""
 
     @property
     def summary(self) -> Summary | None:
         """The page summary that scores need, if any."""
-        ...
+        return None
 
     def looked(self, page_size: int, head_dim: int) -> int:
-        """Numbers of a page's keys that the scores read, per KV head."""
-        ...
+        """Numbers of a page's keys that the scores read besides the summary, per KV head."""
+        return 0
 
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Float[Tensor, "rows kv_heads group most"]:
         """Expected score of one key of each candidate, for each query head of a KV head, scaled as
         for the softmax: fp32, undefined for padding."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class PageWorth:
 
 
 @dataclass(frozen=True)
-class SparsePolicy:
-    """Reads the pages with the largest scores; implements `PagePolicy`.
+class SparsePolicy(PagePolicy):
+    """Reads the pages with the largest scores.
 
     ``group`` is the agreement of a KV head's query heads: see `choose_pages`. ``layer_budgets``
     distributes the budget over the layers that are not dense: see `Schedule`.

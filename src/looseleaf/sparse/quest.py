@@ -9,24 +9,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates
+from looseleaf.attention.select.policy import Candidates
 from looseleaf.kv.summaries import Summary
 from looseleaf.ops.page_bounds import page_bounds
+from looseleaf.sparse.policy import Scorer
 
 BOUNDS = Summary("bounds", 2, page_bounds)
 
 
 @dataclass(frozen=True)
-class Quest:
+class Quest(Scorer):
     """Scores a page by the bounds of its keys."""
 
     @property
     def summary(self) -> Summary | None:
         return BOUNDS
-
-    def looked(self, page_size: int, head_dim: int) -> int:
-        """0: scores use summaries only."""
-        return 0
 
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates

@@ -4,38 +4,26 @@ Scores are the attention of the last ``observed`` rows, smoothed over neighbours
 group share keys, so their attention is averaged; the paper keeps keys per query head."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.sparse.evicting import best
+from looseleaf.sparse.evicting import Evictor, best
 
 
 @dataclass(frozen=True)
-class SnapKV:
+class SnapKV(Evictor):
     """Keeps ``capacity`` keys of a prompt, including those of the last ``observed`` tokens."""
 
-    capacity: int
+    only_prompt: ClassVar[bool] = True
     observed: int = 32
     pool: int = 5
-
-    @property
-    def only_prompt(self) -> bool:
-        """True: generated tokens are kept."""
-        return True
 
     def rows(self, count: int, ends_prompt: bool) -> int:
         """The last rows of the prompt."""
         return min(count, self.observed) if ends_prompt else 0
-
-    def scores(
-        self,
-        before: Float[Tensor, "kv_heads keys"],
-        weights: Float[Tensor, "rows kv_heads group keys"],
-    ) -> Float[Tensor, "kv_heads keys"]:
-        """The sum of attention so far."""
-        return before + weights.mean(2).sum(0)
 
     def keep(self, scores: Float[Tensor, "kv_heads keys"]) -> Int[Tensor, "kv_heads kept"]:
         """The best keys after smoothing, and the observed rows' own."""

@@ -8,22 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates
-from looseleaf.kv.summaries import Summary
+from looseleaf.attention.select.policy import Candidates
+from looseleaf.sparse.policy import Scorer
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Scorer):
     """Scores later pages higher."""
-
-    @property
-    def summary(self) -> Summary | None:
-        """None: scores use no keys."""
-        return None
-
-    def looked(self, page_size: int, head_dim: int) -> int:
-        """0: scores use no keys."""
-        return 0
 
     def scores(
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates

@@ -8,19 +8,12 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.sparse.evicting import best
+from looseleaf.sparse.evicting import Evictor, best
 
 
 @dataclass(frozen=True)
-class Tova:
+class Tova(Evictor):
     """Keeps ``capacity`` keys, the newest among them."""
-
-    capacity: int
-
-    @property
-    def only_prompt(self) -> bool:
-        """False: generated tokens are evicted too."""
-        return False
 
     def rows(self, count: int, ends_prompt: bool) -> int:
         """The newest row."""

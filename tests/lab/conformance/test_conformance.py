@@ -14,7 +14,7 @@ from jaxtyping import config
 from looseleaf.attention import cpu_step, paged
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import Groups, ReadSpan
-from looseleaf.attention.select.candidates import Choice
+from looseleaf.attention.select.policy import Choice
 from looseleaf.blend.fusion import Fusion
 from looseleaf.config import RopeConfig
 from looseleaf.engine.runner.runner import Runner

@@ -22,8 +22,8 @@ from looseleaf.attention.host.window import HostedWindow, WindowRow, WindowShape
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, ModelConfig
 from looseleaf.config.index import IndexKeys, IndexKind
-from looseleaf.engine.runner.batch import Arrival
 from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.runner.step_sampler import Arrival
 from looseleaf.errors import InvalidOption
 from looseleaf.graphs.rows import RowInputs
 from looseleaf.index import Heads

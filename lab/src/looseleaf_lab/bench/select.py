@@ -15,7 +15,7 @@ import torch
 
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
-from looseleaf.attention.select.candidates import SelectingRow
+from looseleaf.attention.select.policy import SelectingRow
 from looseleaf.config import ModelConfig, Select
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.pool import PagePool

@@ -17,7 +17,7 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
-from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
+from looseleaf.attention.select.policy import PagePolicy, SelectingRow
 from looseleaf.config import Select, SelectPolicy
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.rope import query_scale

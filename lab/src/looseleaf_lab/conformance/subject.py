@@ -19,7 +19,7 @@ import looseleaf
 from looseleaf.config import Fuse, IndexConfig, Revise, Select
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.runner.batch import logit_sequences
+from looseleaf.engine.runner.step_sampler import logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.errors import InvalidOption
 from looseleaf.graphs.step_result import StepResult

@@ -14,7 +14,7 @@ from torch import Tensor
 from looseleaf.config import Fuse
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.reports.outputs import ReuseReport
-from looseleaf.engine.sampling import TokenLogprob
+from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.engine.sequence import Phase
 from looseleaf.engine.sequence import Sequence as OneOutput
 from looseleaf.prompt.request import PromptParts, Request

@@ -77,7 +77,8 @@ class HostedWindows:
             if self._shared is None:
                 self._shared = HostThreads(self.hosted.threads), PlaceTables(self.heads[0])
             q = torch.zeros(rows, *self.heads, dtype=self.dtype)
-            self._works[rows] = HostedWork(*self._shared, self.hosted.rotations, self.rules, q)
+            crew, tables = self._shared
+            self._works[rows] = HostedWork(crew, tables, self.hosted.rotations, self.rules, q)
         return self._works[rows]
 
 

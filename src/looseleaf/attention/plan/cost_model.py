@@ -199,9 +199,15 @@ def default_cost_model(
     matter for the choice of a plan. ``hopper`` assumes that generation's kernels."""
     block_d = max(64, 1 << (head_dim - 1).bit_length())
     scale = block_d * itemsize / 256
+
+    def cost(tile: Tile, start: float, per_key: float, alone: float) -> TileCost:
+        programs = tile.programs_per_sm * num_processors
+        return TileCost(tile, programs, start, per_key * scale, alone * scale)
+
     if hopper and _on_hopper(head_dim, itemsize):
         narrow, wide = Tile(64, 64, 4, 3, 2), Tile(128, 128, 8, 2, 1)
-        narrow_costs, wide_costs = (2.0, 0.0313, 0.0107), (8.0, 0.0135, 0.0121)
+        narrow_cost = cost(narrow, start=2.0, per_key=0.0313, alone=0.0107)
+        wide_cost = cost(wide, start=8.0, per_key=0.0135, alone=0.0121)
     else:
         if itemsize > 2:
             narrow, wide = Tile(16, 32, 4, 2, 2), Tile(32, 32, 4, 1, 1)
@@ -209,12 +215,8 @@ def default_cost_model(
             narrow, wide = Tile(16, 8192 // block_d, 4, 2, 3), Tile(128, 64, 8, 3, 1)
         else:
             narrow, wide = Tile(16, 32, 4, 2, 3), Tile(64, 64, 8, 2, 1)
-        narrow_costs, wide_costs = (2.0, 0.049, 0.0143), (8.0, 0.03, 0.03)
-
-    def cost(tile: Tile, start: float, per_key: float, alone: float) -> TileCost:
-        programs = tile.programs_per_sm * num_processors
-        return TileCost(tile, programs, start, per_key * scale, alone * scale)
-
+        narrow_cost = cost(narrow, start=2.0, per_key=0.049, alone=0.0143)
+        wide_cost = cost(wide, start=8.0, per_key=0.03, alone=0.03)
     gather = None
     if hopper and _on_hopper(head_dim, 2):
         # another kernel reads e4m3 pages, except pages widened first
@@ -222,10 +224,11 @@ def default_cost_model(
         # a list of a few thousand keys takes 0.25 ms for 32 layers
         listing = 8.0
         gather = GatherCost(3.0, 0.00027 * scale, listing, 1.6, paged, 2.8, paged + 0.1)
-    tiles = cost(narrow, *narrow_costs), cost(wide, *wide_costs)
     # the largest number of units that can still be cut (docs/log.md)
     one_group = num_processors * 4 // 5 if hopper and _on_hopper(head_dim, itemsize) else 0
-    return CostModel(*tiles, 4.0, 0.00025, gather, one_group)
+    return CostModel(
+        narrow_cost, wide_cost, launch=4.0, per_state=0.00025, gather=gather, one_group=one_group
+    )
 
 
 def _on_hopper(head_dim: int, itemsize: int) -> bool:

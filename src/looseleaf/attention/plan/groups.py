@@ -78,6 +78,11 @@ class DecodeRow:
     hosted: tuple[HostedRead, ...] = field(default=(), kw_only=True)
     window: WindowRow | None = field(default=None, kw_only=True)
 
+    @property
+    def replays(self) -> bool:
+        """Whether the device can fill the work list of the row."""
+        return True
+
 
 class Entry(NamedTuple):
     """One row of an item: Δ, the frame position before which keys are visible, and the hidden keys

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from looseleaf.attention.host.attend import merge_all
-from looseleaf.attention.select.candidates import Candidates, Choice, PagePolicy
+from looseleaf.attention.select.policy import Candidates, Choice, PagePolicy
 from looseleaf.types import AttnState
 
 

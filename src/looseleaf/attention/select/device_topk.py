@@ -6,7 +6,7 @@ it, except pages that they have seen, and keep their states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,21 +15,11 @@ from torch import Tensor
 from looseleaf.attention.buffers.pinned_buffer import PinnedBuffer
 from looseleaf.attention.plan.lists import HostWork, IntArray, int32
 from looseleaf.attention.select.attend_pages import SelectedRows
-from looseleaf.attention.select.candidates import (
-    Candidates,
-    CandidateTable,
-    RowCandidates,
-    TableArrays,
-)
+from looseleaf.attention.select.candidates import CandidateTable, RowCandidates, TableArrays
 from looseleaf.attention.select.layer_reads import LayerReads, StepReads
+from looseleaf.attention.select.policy import Candidates, KeptOutputs, RevisedRow
 from looseleaf.attention.select.worklist_fill import ChosenShape, may_join, power_of_two, with_room
-from looseleaf.attention.select.worklist_scores import (
-    Listed,
-    Scored,
-    choosing_on_device,
-    says_how_many,
-    worth_of,
-)
+from looseleaf.attention.select.worklist_scores import Scored
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import KeptStates
 from looseleaf.ops.partial_attention.work_list import WorkList
@@ -42,44 +32,6 @@ _ROOM_STEP = 16
 _ALIGNED = 4
 
 
-@runtime_checkable
-class KeptOutputs(Protocol):
-    """State of outputs that persists between steps of revision: see `RevisionStates`."""
-
-    registers: Tensor
-    booked: Tensor
-    out: Tensor
-    lse: Tensor
-
-    def make_room(self, num_pages: int) -> None:
-        """Enlarge the registers to ``num_pages`` pages of an output."""
-        ...
-
-
-@runtime_checkable
-class WindowRow(Protocol):
-    """A row of a revised output: ``age`` is 0 for the newest row of the output in ``slot``; its
-    state is at ``place`` of that slot."""
-
-    slot: int
-    place: int
-    age: int
-    newly_sealed: int
-
-
-@runtime_checkable
-class OverWindows(Protocol):
-    """A policy with revision: the state of each of its rows is a `WindowRow`, newest rows first."""
-
-    @property
-    def states(self) -> KeptOutputs: ...
-
-    @property
-    def window(self) -> int:
-        """The most rows of an output in a step."""
-        ...
-
-
 @dataclass(frozen=True)
 class HostChoice:
     """The choice of one step on the host.
@@ -89,7 +41,7 @@ class HostChoice:
     ``uncounted`` are rows whose page counts only the device has; None if the host has them."""
 
     shape: ChosenShape
-    how: "Scored"
+    how: Scored
     table: CandidateTable
     numbers: dict[str, IntArray]
     kept: KeptOutputs | None
@@ -130,26 +82,24 @@ class HostStep(NamedTuple):
 def count_on_device(layer_reads: Sequence[LayerReads]) -> None:
     """Tally the pages chosen on the device, once for all layers with equal reads."""
     for reads in {id(reads): reads for reads in layer_reads}.values():
-        _count(reads.selected, [n for n, other in enumerate(layer_reads) if other is reads])
+        if reads.listed is not None:
+            _count(reads.listed, [n for n, other in enumerate(layer_reads) if other is reads])
 
 
-def _count(selected: Sequence[object], layers: Sequence[int]) -> None:
+def _count(rows: SelectedRows, layers: Sequence[int]) -> None:
     """Tally the newest rows' limits and newly sealed pages for ``layers``; rereads of past rows are
     among them."""
-    rows = choosing_on_device(selected)
-    if rows is not None:
-        candidates = rows.candidates
-        limits = candidates.leading.host.limits[layers].sum(0, dtype=np.int64)
-        pages = np.zeros(len(candidates.rows), np.int64)
-        if not says_how_many(rows.policy):
-            pages[: len(limits)] = limits
-        if isinstance(rows.policy, OverWindows):
-            windows = _windows(candidates)
-            new = [row.newly_sealed for row in windows[: len(limits)]]
-            pages[: len(limits)] += len(layers) * np.array(new, np.int64)
-        worth, kv = worth_of(rows.policy), candidates.pool.kv
-        looked = 0 if worth is None else worth.looked(candidates.pool.page_size, kv.shape[5])
-        rows.count(torch.from_numpy(pages * candidates.num_kv_heads), looked, len(layers))
+    candidates, policy = rows.candidates, rows.policy
+    limits = candidates.leading.host.limits[layers].sum(0, dtype=np.int64)
+    pages = np.zeros(len(candidates.rows), np.int64)
+    if not policy.counts_on_device:
+        pages[: len(limits)] = limits
+    if policy.kept is not None:
+        new = [row.newly_sealed for row in _windows(candidates)[: len(limits)]]
+        pages[: len(limits)] += len(layers) * np.array(new, np.int64)
+    worth, kv = policy.worth, candidates.pool.kv
+    looked = 0 if worth is None else worth.looked(candidates.pool.page_size, kv.shape[5])
+    rows.count(torch.from_numpy(pages * candidates.num_kv_heads), looked, len(layers))
 
 
 def choose_in(
@@ -160,18 +110,16 @@ def choose_in(
     A KV head has ``group`` query heads. Row arrays have ``num_rows`` entries. ``padded`` rounds
     the number of outputs up, for graphs."""
     policy, candidates = selected.policy, selected.candidates
-    assert isinstance(policy, Listed) and policy.listed_budget is not None
+    assert policy.listed_budget is not None, "the policy selects by no device list"
     sink, recent = policy.listed_budget
-    worth = worth_of(policy)
-    rows, kept, newly_sealed, width = int32(selected.indices)[:, None], None, 0, 1
-    if isinstance(policy, OverWindows):
-        width, kept = policy.window, policy.states
-        rows = _by_output(selected, width)
+    rows, kept, newly_sealed = int32(selected.indices)[:, None], policy.kept, 0
+    if kept is not None:
+        rows = _by_output(selected, kept.window)
         newly_sealed = max(row.newly_sealed for row in _windows(candidates))
     host = candidates.leading.host
     outputs = power_of_two(len(rows)) if padded else len(rows)
     room = -(-(int(host.limits.max()) + newly_sealed) // _ROOM_STEP) * _ROOM_STEP
-    if says_how_many(policy):
+    if policy.counts_on_device:
         # a mass budget's limit may be all pages, which grow
         room = power_of_two(room)
     shape = ChosenShape(
@@ -192,23 +140,15 @@ def choose_in(
     work, chosen_from = with_room(work, rows, shape, joined=joined)
     if kept is not None:
         kept.make_room(shape.most)
-        sizes = outputs, width, num_rows
+        sizes = outputs, kept.window, num_rows
         numbers |= _window_numbers(candidates, selected.indices, chosen_from, sizes)
-    uncounted = selected if says_how_many(policy) else None
-    how = Scored(
-        candidates.summaries,
-        candidates.rotations,
-        candidates.rules,
-        candidates.pool,
-        sink,
-        policy,
-        worth,
-    )
+    uncounted = selected if policy.counts_on_device else None
+    how = Scored.of(policy, candidates, sink)
     return work, HostChoice(shape, how, candidates.leading, numbers, kept, uncounted)
 
 
-def _windows(candidates: Candidates) -> list[WindowRow]:
-    return [row.state for row in candidates.rows]  # type: ignore[misc]
+def _windows(candidates: Candidates) -> list[RevisedRow]:
+    return [row.state for row in candidates.rows if row.state is not None]
 
 
 def _by_output(selected: SelectedRows, window: int) -> IntArray:

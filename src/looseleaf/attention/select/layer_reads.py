@@ -20,11 +20,10 @@ from looseleaf.attention.host.cpu_windows import HostedWindows, WindowedRows
 from looseleaf.attention.plan.groups import DecodeRow, Entry, Groups, Item
 from looseleaf.attention.plan.lists import PageArray
 from looseleaf.attention.select.attend_pages import SelectedRows
-from looseleaf.attention.select.candidates import (
+from looseleaf.attention.select.candidates import CandidateTable, RowCandidates
+from looseleaf.attention.select.policy import (
     Candidates,
-    CandidateTable,
     PagePolicy,
-    RowCandidates,
     SelectingRow,
     page_key_counts,
     row_candidates,
@@ -75,13 +74,23 @@ Joining = SelectedRows | HostedRows | WindowedRows
 class LayerReads:
     """The reads of a layer: rows as the work list has them, and the rows with joined states.
 
-    ``key`` marks the choosing rows of the step; it is empty if none chooses.
+    ``key`` marks the choosing rows of the step; it is empty if none chooses. ``selected`` are these
+    rows by policy, ``joining`` all rows with joined states.
     """
 
     key: tuple[bool, ...]
     rows: Sequence[DecodeRow]
     groups: Groups
-    selected: tuple[Joining, ...] = ()
+    selected: tuple[SelectedRows, ...] = ()
+    joining: tuple[Joining, ...] = ()
+
+    @property
+    def listed(self) -> SelectedRows | None:
+        """The choosing rows, if all have one policy that selects on the device; None otherwise."""
+        if not self.selected or len(self.joining) != 1:
+            return None
+        [rows] = self.selected
+        return rows if all(row.replays for row in rows.candidates.rows) else None
 
 
 class StepReads(NamedTuple):
@@ -150,7 +159,7 @@ class StepReadsBuilder:
         host_reads = self._hosted(rows)
         self._activate(frozenset(row.policy for row in selecting.values()))
         if not selecting:
-            layer_reads = LayerReads((), rows, self._grouped((), rows, rows), host_reads)
+            layer_reads = LayerReads((), rows, self._grouped((), rows, rows), (), host_reads)
             return [layer_reads] * len(self.rules), StepReads(layer_reads.groups)
         selected = self._selected(selecting)
         by_key: dict[tuple[bool, ...], LayerReads] = {}
@@ -165,7 +174,7 @@ class StepReadsBuilder:
                     _rest_of(selecting[i], size) if i in choosing else r for i, r in enumerate(rows)
                 ]
                 groups = self._grouped(key, rows, rest_rows)
-                by_key[key] = LayerReads(key, rest_rows, groups, parts + host_reads)
+                by_key[key] = LayerReads(key, rest_rows, groups, parts, parts + host_reads)
             by_layer.append(by_key[key])
         groups_by_key = self._kept.groups
         self._kept.groups = {key: groups for key, groups in groups_by_key.items() if key in by_key}

@@ -5,36 +5,15 @@ Policies that score pages by tensors thus run in a captured step too: all shapes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import NoReturn
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from looseleaf.attention.select.candidates import Candidates, CandidateTable, SelectingRow
+from looseleaf.attention.select.candidates import CandidateTable
+from looseleaf.attention.select.policy import Candidates, SelectingRow
 from looseleaf.ops.select_pages import CandidateList
-
-
-@runtime_checkable
-class Worth(Protocol):
-    """Scores of candidates, for policies that need more than products with page summaries. Equal
-    objects give equal scores; each has its own graphs."""
-
-    @property
-    def says_how_many(self) -> bool:
-        """Whether a row may read fewer pages than its limit, a number that only the device has."""
-        ...
-
-    def looked(self, page_size: int, head_dim: int) -> int:
-        """Numbers of a page's keys that the score reads, per KV head."""
-        ...
-
-    def of(
-        self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
-    ) -> Float[Tensor, "rows kv_heads most"]:
-        """fp32 scores: inf for mandatory pages, -inf for excluded ones and padding. Reads no number
-        back from the device, and only tensors of the candidates."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,14 @@ documents first read each other."""
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.blend.budget import Budget, choose
-from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.blend.budget import Budget
+from looseleaf.blend.selectors.base import Evidence, Selector
 from looseleaf.errors import InvalidOption
 
 # in 16 bits it is the result of each layer that is rounded, in fp32 a sum of many terms
@@ -22,12 +23,13 @@ _LEAST_NOISE = 2.0**-16
 
 
 @dataclass(frozen=True)
-class Deviation:
+class Deviation(Selector):
     """Keeps the tokens with the highest deviation at each of ``check_layers``.
 
     ``factors`` scales the budget at each check layer; the default is 1. The request spends the mean
     over the layers from the first check layer on. The layers before it compute all candidates."""
 
+    evidence: ClassVar[Evidence] = "deviation"
     budget: Budget
     check_layers: tuple[int, ...] = (1,)
     factors: tuple[float, ...] = ()
@@ -44,20 +46,10 @@ class Deviation:
         if any(a < b for a, b in pairwise(self.factors)):
             raise InvalidOption("factors never rise: a row left out can't come back")
 
-    @property
-    def evidence(self) -> Evidence:
-        return "deviation"
-
     def at(self, layer: int) -> "Deviation":
-        """The selector of check layer ``layer``, with the budget of that layer."""
         index = self.check_layers.index(layer)
         factor = self.factors[index] if self.factors else 1.0
         return Deviation(self.budget.scaled(factor), (layer,))
-
-    def select(
-        self, candidates: Candidates, scores: Float[Tensor, " tokens"]
-    ) -> Int[Tensor, " kept"]:
-        return choose(scores, candidates, self.budget)
 
 
 def kv_deviation(

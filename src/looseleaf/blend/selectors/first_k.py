@@ -12,14 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.blend.candidates import Candidates
+from looseleaf.blend.selectors.base import Selector
 from looseleaf.errors import InvalidOption
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class FirstK:
+class FirstK(Selector):
     """Chooses the first ``k`` tokens of each document, or a ``share`` of them, rounded down."""
 
     k: int = 16
@@ -31,20 +32,14 @@ class FirstK:
         if self.share is not None and not 0 <= self.share <= 1:
             raise InvalidOption(f"a share of a document is from 0 to 1, not {self.share}")
 
-    @property
-    def evidence(self) -> Evidence:
-        return "none"
-
-    def counts(self, lengths: Sequence[int]) -> list[int]:
-        """The number of chosen tokens of each document of these lengths."""
+    def leading(self, lengths: Sequence[int]) -> list[int]:
         if self.share is None:
             return [min(self.k, length) for length in lengths]
         # 0.29 * 100 is 28.999…, which must count as 29
         return [int(length * self.share + 1e-9) for length in lengths]
 
     def count(self, lengths: Sequence[int]) -> int:
-        """The number of chosen tokens for documents of these lengths."""
-        return sum(self.counts(lengths))
+        return sum(self.leading(lengths))
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]
@@ -52,7 +47,7 @@ class FirstK:
         numbers = candidates.documents.cpu().numpy()
         begins = _begins(numbers, candidates.starts)
         lengths = np.diff(begins, append=len(numbers)).tolist()
-        counts = np.array(self.counts(lengths), dtype=np.int64)
+        counts = np.array(self.leading(lengths), dtype=np.int64)
         behind = np.cumsum(counts)
         kept = np.arange(int(counts.sum())) + np.repeat(begins - (behind - counts), counts)
         return torch.from_numpy(kept).to(candidates.documents.device)

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.blend.budget import Budget, budget_counts, choose_counts
-from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.blend.budget import budget_counts, choose_counts
+from looseleaf.blend.candidates import Candidates
+from looseleaf.blend.selectors.base import Chase, Evidence
 from looseleaf.blend.selectors.question import Question
 from looseleaf.errors import InvalidOption
 
@@ -22,51 +23,21 @@ _SEED, _STEP, _DEPTH = 0.2, 0.1, 0.5
 
 
 @dataclass(frozen=True)
-class Chase:
-    """The state of a search along links.
-
-    ``importance`` is the attention that a token received, multiplied along its chain, 0 to 1.
-    ``rank`` is 0 for tokens outside of chains and higher for earlier rounds. ``scouts`` are the
-    tokens of the next pass, ``found_counts`` the tokens in chains of each request."""
-
-    importance: Float[Tensor, " tokens"]
-    rank: Int[Tensor, " tokens"]
-    scouts: Int[Tensor, " scouts"]
-    found_counts: tuple[int, ...]
-    round: int
-
-    @property
-    def scores(self) -> Float[Tensor, " tokens"]:
-        """Scores for ``Links.select``: chains first, by round, then attention."""
-        return self.rank + self.importance
-
-
-@dataclass(frozen=True)
-class Links:
+class Links(Question):
     """Spends ``budget`` on scouts and chosen tokens together, in ``rounds`` rounds.
 
     The question's attention counts in the last ``watched_share`` of the layers, as in
     ``Question``."""
 
-    budget: Budget
-    watched_share: float = 0.25
+    evidence: ClassVar[Evidence] = "links"
     rounds: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.budget.is_fixed:
             raise InvalidOption("links must know what they may spend: give a ratio or tokens")
 
-    @property
-    def evidence(self) -> Evidence:
-        return "links"
-
-    @property
-    def question(self) -> Question:
-        """The selector whose scores choose the seed."""
-        return Question(self.budget, self.watched_share)
-
     def scout_layers(self, num_layers: int) -> int:
-        """The number of first layers that scouts pass."""
         return max(1, round(num_layers * _DEPTH))
 
     def begin(self, candidates: Candidates, question_scores: Float[Tensor, " tokens"]) -> Chase:

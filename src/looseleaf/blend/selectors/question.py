@@ -5,37 +5,23 @@ because most layers attend to punctuation and first tokens. The text is computed
 chosen tokens."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from looseleaf.blend.budget import Budget, choose
-from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.blend.budget import Budget
+from looseleaf.blend.selectors.base import Evidence, Selector
 from looseleaf.errors import InvalidOption
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Selector):
     """Chooses the tokens that text rows attend to most in the last ``watched_share`` of the layers.
 
     Scores are the maximum of the received attention over the layers of ``watches``."""
 
+    evidence: ClassVar[Evidence] = "question"
     budget: Budget
     watched_share: float = 0.25
 
     def __post_init__(self) -> None:
         if not 0 < self.watched_share <= 1:
             raise InvalidOption(f"a share of the layers is in 0 to 1, not {self.watched_share}")
-
-    @property
-    def evidence(self) -> Evidence:
-        return "question"
-
-    def watches(self, layer: int, num_layers: int) -> bool:
-        """Whether attention at ``layer`` counts. The last layer always counts."""
-        return layer >= min(num_layers - 1, round(num_layers * (1 - self.watched_share)))
-
-    def select(
-        self, candidates: Candidates, scores: Float[Tensor, " tokens"]
-    ) -> Int[Tensor, " kept"]:
-        return choose(scores, candidates, self.budget)

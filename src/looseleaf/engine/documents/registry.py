@@ -10,8 +10,13 @@ from itertools import dropwhile, islice
 
 from looseleaf.config import IndexConfig
 from looseleaf.config.option import require_text
-from looseleaf.engine.documents.entry import DocumentInfo, Registered, content_key, count_source
-from looseleaf.engine.documents.evicted_keys import EvictedSegmentKeys
+from looseleaf.engine.documents.entry import (
+    DocumentInfo,
+    EvictedSegmentKeys,
+    Registered,
+    content_key,
+    count_source,
+)
 from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import DocumentSource, ReuseReport

@@ -9,12 +9,13 @@ import json
 import re
 from typing import Any
 
-from looseleaf.engine.json_schema.choices import widen_choices
-from looseleaf.engine.json_schema.loops import require_ends
-from looseleaf.engine.json_schema.patterns import library_pattern
-from looseleaf.engine.json_schema.strict import close_objects
-from looseleaf.engine.json_schema.tree import Node, SchemaTree, names, required_names
-from looseleaf.engine.json_schema.values import adapt_values, require_small_multiples
+from looseleaf.engine.json_schema.rewrites import close_objects, widen_choices
+from looseleaf.engine.json_schema.tree import Node, SchemaTree, names, require_ends, required_names
+from looseleaf.engine.json_schema.values import (
+    adapt_values,
+    library_pattern,
+    require_small_multiples,
+)
 from looseleaf.errors import InvalidRequest
 
 FORMATS = frozenset(

@@ -1,4 +1,7 @@
-"""Constants and bounds, adapted to the doubles of the grammar library."""
+"""Constants, bounds and regular expressions, adapted to the grammar library.
+
+Inside a class, JSON Schema reads ``[``, ``&&``, ``--`` and ``~~`` as characters. The library reads
+them as nested classes and set operations."""
 
 import math
 import re
@@ -107,3 +110,21 @@ def _inexact(value: int | float) -> bool:
 
 def _short(value: int | float) -> str:
     return str(value) if abs(value) < 1e30 else "of this size"
+
+
+_TOKEN = re.compile(r"\\.|\[\^?|\]|(?P<repeated>&&|--|~~)|.", re.DOTALL)
+
+
+def library_pattern(pattern: str) -> str:
+    """``pattern`` with the library's class operators escaped."""
+    pieces, inside = [], False
+    for match in _TOKEN.finditer(pattern):
+        piece = match[0]
+        if not inside:
+            inside = piece.startswith("[")
+        elif piece == "]":
+            inside = False
+        elif piece.startswith("[") or match["repeated"]:
+            piece = "".join(f"\\{character}" for character in piece)
+        pieces.append(piece)
+    return "".join(pieces)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from looseleaf.engine.runner.batch import logit_sequences
 from looseleaf.engine.runner.microbatches import join_reads
+from looseleaf.engine.runner.step_sampler import logit_sequences
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.graphs.step_result import StepResult

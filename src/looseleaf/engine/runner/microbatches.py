@@ -11,8 +11,7 @@ from torch import Tensor
 
 from looseleaf.attention.plan.groups import DecodeRow, Groups
 from looseleaf.attention.select.attend_pages import SelectedRows
-from looseleaf.attention.select.candidates import PagePolicy, SelectingRow
-from looseleaf.attention.select.worklist_scores import Listed
+from looseleaf.attention.select.policy import PagePolicy, policy_of
 from looseleaf.blend.fusion import Fusion
 from looseleaf.engine.scheduler import Chunk, StepWork
 from looseleaf.graphs import prefill as pass_graphs
@@ -56,22 +55,11 @@ def microbatches_of(outputs: Rows[Rows[DecodeRow]]) -> list[list[int]]:
     policy are in the first."""
     by_policy: dict[PagePolicy | None, list[int]] = {None: []}
     for index, (newest, *_) in enumerate(outputs):
-        policy = newest.policy if isinstance(newest, SelectingRow) else None
-        by_policy.setdefault(policy, []).append(index)
+        by_policy.setdefault(policy_of(newest), []).append(index)
     dense, *microbatches = by_policy.values()
-    newest_rows = [rows[0] for rows in outputs]
-    if len(microbatches) < 2 or not all(map(_replays, newest_rows)):
+    if len(microbatches) < 2 or not all(newest.replays for newest, *_ in outputs):
         return [list(range(len(outputs)))]
     return [sorted(dense + microbatches[0]), *microbatches[1:]]
-
-
-def _replays(row: DecodeRow) -> bool:
-    """Whether the device can fill the work list of the row."""
-    if not isinstance(row, SelectingRow):
-        return True
-    policy = row.policy
-    listed = isinstance(policy, Listed) and policy.listed_budget is not None
-    return listed and not row.measured
 
 
 def microbatch_of(work: StepWork, outputs: Rows[int], first: bool) -> StepWork:

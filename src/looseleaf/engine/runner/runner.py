@@ -29,8 +29,7 @@ from looseleaf.engine.runner.microbatches import (
     parted,
     rows_in_microbatches,
 )
-from looseleaf.engine.runner.pass_timer import PassTimer
-from looseleaf.engine.runner.step import Step, prepare_step
+from looseleaf.engine.runner.step import PassTimer, Step, prepare_step
 from looseleaf.engine.runner.warmup import warming
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.tiering.compute_time import ComputeTime
@@ -326,8 +325,14 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
     """The attention costs of the model's device; built-in costs, with a warning, if the
     measurement fails."""
     shape, dtype = model.config, pool_dtype(model, config.cache)
-    heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim
-    layout = Shape(*heads, config.cache.page_size, model.dtype, dtype)
+    layout = Shape(
+        shape.num_qo_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        page_size=config.cache.page_size,
+        dtype=model.dtype,
+        kv_dtype=dtype,
+    )
     return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 
 

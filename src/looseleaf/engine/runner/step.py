@@ -1,17 +1,25 @@
-"""A step on the host: the rows, chunks and features that the runner passes to the model."""
+"""A step on the host: the rows, chunks and features that the runner passes to the model.
 
-from collections.abc import Iterator
+The row table has tokens, slots and offsets. A token may be *awaited*: the previous step sampled it
+on the device, and the host has no copy yet. A negative number is its placeholder.
+`PassTimer` adds the time of a step with new rows to the model's compute time."""
+
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+
+import numpy as np
+import torch
 
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.blend.fusion import Fusion
-from looseleaf.engine.runner.batch import step_rows
-from looseleaf.engine.runner.resume_at_layer import find_late_rows
-from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.scheduler import Chunk, StepWork
+from looseleaf.engine.sequence import Sequence
+from looseleaf.engine.tiering.compute_time import ComputeTime, count_read, passes_over
 from looseleaf.graphs.late_rows import LateRows
-from looseleaf.graphs.rows import RowInputs
+from looseleaf.graphs.layerwise import LayerwiseWait
+from looseleaf.graphs.rows import RowInputs, join_tables
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
 
@@ -83,3 +91,91 @@ def _features(
                 ends_prompt=chunk.ends_prompt,
             )
             yield feature, rows
+
+
+def step_rows(work: StepWork, page_size: int, num_past: Rows[int]) -> RowInputs:
+    """The rows of ``work``: one for each decoding sequence, then ``num_past`` revised rows of each,
+    then the rows of the chunks."""
+    decode = [_tail_row(sequence, 0, page_size) for sequence in work.decode]
+    if num_past:
+        decode += [
+            _tail_row(sequence, age, page_size)
+            for sequence, past in zip(work.decode, num_past, strict=True)
+            for age in range(1, past + 1)
+        ]
+    table = np.array(decode, dtype=np.int64).reshape(-1, 3).T
+    if not work.chunks and not num_past:
+        return RowInputs(np.ascontiguousarray(table), None)
+    tables = [table, *(chunk.table(page_size) for chunk in work.chunks)]
+    past = range(len(work.decode), len(decode))
+    return RowInputs(join_tables(tables), list(_logit_rows(work, len(decode))), past)
+
+
+def _tail_row(sequence: Sequence, age: int, page_size: int) -> tuple[int, int, int]:
+    """Token, slot and offset of the token ``age`` tokens before the newest."""
+    tail = sequence.tail
+    offset = len(tail.tokens) - 1 - age
+    stored = offset - sequence.num_evicted
+    slot = tail.pages[stored // page_size] * page_size + stored % page_size
+    return tail.tokens[offset], slot, offset
+
+
+def _logit_rows(work: StepWork, row: int) -> Iterator[int]:
+    """The logit rows of the step; ``row`` is the first row of the chunks."""
+    yield from range(len(work.decode))
+    for chunk in work.chunks:
+        row += chunk.stop - chunk.start
+        if chunk.ends_prompt:
+            yield row - 1
+
+
+def find_late_rows(chunks: Iterable[Chunk], first_row: int) -> list[LateRows]:
+    """The late rows of ``chunks``, whose first row is ``first_row`` of the step."""
+    late_rows = []
+    for chunk in chunks:
+        begun = chunk.target.begun if isinstance(chunk.target, Fusion) else None
+        if begun is not None:
+            assert isinstance(chunk.target, Fusion) and chunk.target.positions is not None
+            which = chunk.target.documents_among(chunk.start, chunk.stop)
+            positions = chunk.target.positions[which]
+            rows = np.searchsorted(chunk.target.rows.positions, positions) - chunk.start
+            if len(rows):
+                late_rows.append(LateRows(begun.layer, first_row + rows, begun.hidden[which]))
+        first_row += chunk.stop - chunk.start
+    return late_rows
+
+
+# least share of rows that blending passes need for their time to be known
+_MOSTLY = 0.9
+
+
+class PassTimer:
+    """Times one step, from construction to `end`, for ``compute_time``."""
+
+    def __init__(self, compute_time: ComputeTime, device: torch.device) -> None:
+        self._compute_time = compute_time
+        self._begun = compute_time.begin(device)
+
+    def end(self, step: Step, layerwise: LayerwiseWait | None) -> None:
+        """Observe the launched step, without the time that its layers waited for documents."""
+        blended = [c.stop - c.start for c in step.work.chunks if isinstance(c.target, Fusion)]
+        # the time of a blending pass is unknown when other rows share its step
+        if blended and sum(blended) <= _MOSTLY * step.rows.num_rows:
+            return
+        if layerwise is not None and isinstance(self._begun, float):
+            self._begun += layerwise.waited
+        waits = () if layerwise is None else layerwise.waits
+        blends = passes_over(step.chunks)
+        self._compute_time.end(
+            self._begun, step.rows.num_rows, _pairs(step), blends=blends, waits=waits
+        )
+
+    def end_replay(self, step: Step) -> None:
+        """Observe a step that was launched as a graph."""
+        blends = passes_over(step.chunks)
+        self._compute_time.end(self._begun, step.rows.num_rows, _pairs(step), blends=blends)
+
+
+def _pairs(step: Step) -> int:
+    own = sum(row.position + 1 for row in step.decode)
+    return own + sum(map(count_read, step.chunks))

@@ -1,20 +1,66 @@
-"""Sampling of a step: one batch of all outputs, or one output at a time after a fault.
+"""Sampling of a step: its logits, one batch of all outputs, or one output at a time after a fault.
 
 A fault then ends only the request that causes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.engine.progress import OutputProgress
-from looseleaf.engine.runner.batch import Arrival
-from looseleaf.engine.sampling import SampledTokens, Sampler, SamplingBatch
+from looseleaf.engine.sampling.batch import SamplingBatch
+from looseleaf.engine.sampling.sampler import SampledTokens, Sampler
 from looseleaf.engine.scheduler import StepWork
+from looseleaf.engine.sequence import Sequence
+from looseleaf.graphs.rows import to_device
 
 OnFault = Callable[[OutputProgress, Exception], None]
+
+
+class Arrival(NamedTuple):
+    """Sampled tokens that are copied to the host."""
+
+    tokens: Tensor
+    event: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, token_ids: Int[Tensor, " sampled"]) -> "Arrival":
+        """Start the copy of ``token_ids``."""
+        if not token_ids.is_cuda:
+            return cls(token_ids, None)
+        tokens = token_ids.to("cpu", non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return cls(tokens, event)
+
+    def wait(self) -> list[int]:
+        """The tokens, after the copy has ended."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens: list[int] = self.tokens.tolist()
+        return tokens
+
+
+def logit_sequences(work: StepWork) -> list[Sequence]:
+    """The sequences of the step's logits, in order."""
+    if not work.chunks:
+        return work.decode
+    return [*work.decode, *(c.sequence for c in work.chunks if c.ends_prompt)]
+
+
+def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor]:
+    """The sequences that sample a token from the step, and their logits.
+
+    Sequences that replay already have their next token."""
+    sequences = logit_sequences(work)
+    rows = [row for row, sequence in enumerate(sequences) if not sequence.replay]
+    if len(rows) == len(sequences):
+        return sequences, logits
+    index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
+    return [sequences[row] for row in rows], logits.index_select(0, index)
 
 
 @dataclass(frozen=True)

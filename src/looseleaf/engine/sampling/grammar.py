@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from looseleaf.engine.json_schema import library_schema
+from looseleaf.engine.json_schema.support import library_schema
 from looseleaf.errors import InvalidRequest, install
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar

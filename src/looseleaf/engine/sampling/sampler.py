@@ -1,7 +1,8 @@
 """A step's tokens from its logits, in vLLM's order.
 
 The order is: bias and forbidden ends, penalties, grammar, temperature, min-p, top-k, top-p, draw.
-A batch of plain greedy rows costs one argmax.
+A batch of plain greedy rows costs one argmax. Filters give a threshold per row, and lower logits
+are removed, so tokens of equal probability are treated alike.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +14,51 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.engine.sampling.batch import Option, SamplingBatch
-from looseleaf.engine.sampling.filters import min_p_threshold, top_k_threshold, top_p_threshold
-from looseleaf.engine.sampling.logprobs import TokenLogprob, gather_logprobs
 from looseleaf.ops.dense.likeliest import likeliest
+
+
+class TokenLogprob(NamedTuple):
+    """A token's log-probability under the model, and its rank, 1 for the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+def gather_logprobs(
+    logits: Float[Tensor, "rows vocab"], token_ids: Int[Tensor, "rows"], num_top: list[int]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """For each row the drawn token first, then the ``num_top`` likeliest in falling order.
+
+    ``logits`` are the model's own, before penalties, temperature and filters. The drawn token is
+    not repeated among the likeliest.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    drawn = logprobs.gather(-1, token_ids[:, None])
+    ranks = (logprobs > drawn).sum(-1) + 1
+    top = logprobs.topk(min(max(num_top), logits.shape[-1]))
+    rows = zip(
+        token_ids.tolist(),
+        drawn[:, 0].tolist(),
+        ranks.tolist(),
+        top.indices.tolist(),
+        top.values.tolist(),
+        num_top,
+        strict=True,
+    )
+    return tuple(
+        (
+            TokenLogprob(drawn_id, logprob, rank),
+            *(
+                TokenLogprob(token_id, value, top_rank)
+                for top_rank, (token_id, value) in enumerate(
+                    zip(ids[:k], values[:k], strict=True), 1
+                )
+                if token_id != drawn_id
+            ),
+        )
+        for drawn_id, logprob, rank, ids, values, k in rows
+    )
 
 
 class SampledTokens(NamedTuple):
@@ -40,7 +83,7 @@ class Sampler:
         A row's token depends on its logits, its state and its seed, not on other rows.
         """
         if batch.plain_greedy:
-            return SampledTokens(likeliest(logits), {})
+            return SampledTokens(likeliest(logits) if logits.is_cuda else logits.argmax(-1), {})
         adjusted = _adjusted(logits, batch)
         token_ids = adjusted.argmax(-1)
         if batch.random:
@@ -107,3 +150,42 @@ def _logprobs(
     rows = list(batch.num_logprobs)
     gathered = gather_logprobs(logits[rows], token_ids[rows], list(batch.num_logprobs.values()))
     return dict(zip(rows, gathered, strict=True))
+
+
+Column = Float[Tensor, "rows 1"]
+
+
+def min_p_threshold(logits: Float[Tensor, "rows vocab"], min_p: Column) -> Column:
+    """The logit of a token ``min_p`` times as likely as the likeliest one."""
+    return logits.amax(-1, keepdim=True) + min_p.log()
+
+
+def top_k_threshold(logits: Float[Tensor, "rows vocab"], top_k: Int[Tensor, "rows 1"]) -> Column:
+    """The ``top_k``-th largest logit, the smallest logit if there are fewer."""
+    largest = logits.topk(min(int(top_k.max()), logits.shape[-1])).values
+    return largest.gather(-1, top_k.clamp_max(largest.shape[-1]) - 1)
+
+
+def top_p_threshold(
+    logits: Float[Tensor, "rows vocab"], top_p: Column, num_candidates: int
+) -> Column:
+    """The smallest logit with less than ``top_p`` of the mass before it, in falling order.
+
+    Sorts the ``num_candidates`` largest logits, and all if their mass is below ``top_p``.
+    """
+    mass = logits.logsumexp(-1, keepdim=True)
+    largest = logits.topk(min(num_candidates, logits.shape[-1])).values
+    kept = _num_kept(largest, mass, top_p)
+    if largest.shape[-1] < logits.shape[-1] and bool((kept == largest.shape[-1]).any()):
+        largest = logits.sort(dim=-1, descending=True).values
+        kept = _num_kept(largest, mass, top_p)
+    return largest.gather(-1, kept - 1)
+
+
+def _num_kept(
+    descending: Float[Tensor, "rows candidates"], mass: Column, top_p: Column
+) -> Int[Tensor, "rows 1"]:
+    probabilities = (descending - mass).double().exp()
+    before = probabilities.cumsum(-1) - probabilities
+    # rounding may put mass before the first
+    return (before < top_p).sum(-1, keepdim=True).clamp_min(1)

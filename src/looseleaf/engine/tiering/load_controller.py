@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from looseleaf.blend import Budget
 from looseleaf.blend.fusion import is_exact
 from looseleaf.config import Fuse
-from looseleaf.engine.reports.load_report import Arrivals
+from looseleaf.engine.reports.outputs import Arrivals
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.tiering.compute_time import ComputeTime, count_pairs
 from looseleaf.kv.keys import SegmentKey

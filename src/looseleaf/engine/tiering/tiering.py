@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from looseleaf.config import Fuse
-from looseleaf.engine.deadlines import Deadlines
+from looseleaf.engine.progress import Deadlines
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.engine.tiering.load_controller import LoadingController, timed

@@ -9,7 +9,7 @@ from torch import Tensor
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.page_scores.reference import LayerRules, page_scores_reference
 from looseleaf.ops.select_pages.candidate_list import CandidateList, PageScores
-from looseleaf.ops.store_kv import NewRows, store_kv
+from looseleaf.ops.store_kv import NewRows
 
 __all__ = ["LayerRules", "page_scores"]
 
@@ -38,6 +38,6 @@ def page_scores(
 
         return page_scores_triton(q, vectors, candidates, row_positions, rules, run, new)
     if new is not None:
-        store_kv(*new[:4], rules.rotation, *new[4:], implementation=implementation)
+        new.store(rules.rotation, implementation)
     scores = page_scores_reference(q, vectors, candidates, row_positions, rules)
     return PageScores.of(scores, candidates, run)

@@ -14,7 +14,7 @@ from looseleaf.types import Rotation
 
 
 class NewRows(NamedTuple):
-    """Keys and values of a step, and their slots; the arguments of `store_kv`."""
+    """Keys and values of a step, and their slots: the tensors of `store_kv`."""
 
     k: Float[Tensor, "tokens kv_heads head_dim"]
     v: Float[Tensor, "tokens kv_heads head_dim"]
@@ -22,6 +22,13 @@ class NewRows(NamedTuple):
     slots: Int[Tensor, " tokens"]
     k_pages: Float[Tensor, "pages kv_heads page_size head_dim"]
     v_pages: Float[Tensor, "pages kv_heads page_size head_dim"]
+
+    def store(self, rotation: Rotation, implementation: Implementation = "auto") -> None:
+        """Writes the rows, as `store_kv`."""
+        store_kv(
+            self.k, self.v, self.frame_positions, self.slots, rotation, self.k_pages, self.v_pages,
+            implementation,
+        )  # fmt: skip
 
 
 def store_kv(

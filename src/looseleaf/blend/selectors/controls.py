@@ -1,7 +1,10 @@
-"""Random tokens: the control for other selectors."""
+"""The controls that other selectors are compared with: all tokens, none, random ones, the oracle.
 
-from collections.abc import Sequence
+All candidates equal a full prefill. None is full reuse (Prompt Cache, TurboRAG, Block-Attention at
+inference). The oracle is for evaluation only, because blending exists to avoid the full prefill."""
+
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -9,7 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.blend.budget import Budget, choose
-from looseleaf.blend.candidates import Candidates, Evidence
+from looseleaf.blend.candidates import Candidates
+from looseleaf.blend.selectors.base import Evidence, Selector
+from looseleaf.blend.selectors.first_k import FirstK
 from looseleaf.errors import InvalidOption
 
 # 64-bit mixing constants of the splitmix generator
@@ -18,7 +23,29 @@ _WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class RandomTokens:
+class Everything(FirstK):
+    """Chooses every candidate."""
+
+    share: float | None = 1.0
+
+
+@dataclass(frozen=True)
+class Nothing(FirstK):
+    """Chooses nothing."""
+
+    k: int = 0
+
+
+@dataclass(frozen=True)
+class Oracle(Selector):
+    """Chooses the tokens with the highest deviation, summed over all layers of a full prefill."""
+
+    evidence: ClassVar[Evidence] = "oracle"
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class RandomTokens(Selector):
     """Chooses tokens by a hash of their position, which is independent of the batch."""
 
     budget: Budget
@@ -27,14 +54,6 @@ class RandomTokens:
     def __post_init__(self) -> None:
         if not self.budget.is_fixed:
             raise InvalidOption("random tokens have no scores: give a ratio or a number of tokens")
-
-    @property
-    def evidence(self) -> Evidence:
-        return "none"
-
-    def count(self, lengths: Sequence[int]) -> int:
-        """The number of chosen tokens for documents of these lengths."""
-        return self.budget.count(sum(lengths))
 
     def select(
         self, candidates: Candidates, scores: Float[Tensor, " tokens"]

@@ -1,15 +1,22 @@
-"""Guards against the use of an engine in a forked process.
+"""The lifetime of an engine: it belongs to one process, and its end closes all beside it.
 
 A forked process has a copy of the engine's memory without its threads. Locks that a thread held at
 the fork are never released. So calls raise EngineClosed there.
 """
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec
 
+import torch
+
+from looseleaf.engine.documents.hosting import Indexing
+from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import EngineClosed
+from looseleaf.kv.pool import PagePool
+from looseleaf.sandbox import Sandbox
 
 P = ParamSpec("P")
 
@@ -69,3 +76,24 @@ def only_here(function: Callable[P, None]) -> Callable[P, None]:
             function(*args, **named)
 
     return guarded
+
+
+def close(
+    indexing: Indexing, tiering: Tiering, pool: PagePool, sandboxes: Sequence[Sandbox]
+) -> None:
+    """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
+
+    The arguments hold no reference to the engine, which could otherwise never be collected."""
+    for sandbox in sandboxes:
+        sandbox.close()
+    indexing.close()
+    tiering.close()
+    device = pool.kv.device
+    if device.type == "cuda":
+        # a step in flight still reads host memory that is about to be reused; the engine has
+        # reported errors of the device already
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+            # a thread of a slow tier may still write to the pages
+            if tiering.tiers is None:
+                pool.release_memory()
