@@ -25,6 +25,7 @@ from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
+from looseleaf.ops.dense.rms_norm.native import has_native_norm
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +61,12 @@ def load_weights(
     device: torch.device | str = "cpu",
     packed: bool = True,
     threads: int | None = None,
+    native: bool = True,
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
     ``packed`` allows matrices in this machine's fastest layout; packing copies each matrix.
+    ``native`` allows C kernels, which need a C compiler.
     ``threads`` is the number of layers to read concurrently, by default the cores, at most eight.
     Raises CorruptCheckpoint if a tensor is missing, unknown, truncated or has a wrong shape, before
     the first read.
@@ -72,7 +75,9 @@ def load_weights(
     checker = _Checker(folder, entries)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
-    with _Reader(folder, entries, dtype, torch.device(device), packed) as reader:
+    target = torch.device(device)
+    native = native and has_native_norm(dtype, target)
+    with _Reader(folder, entries, dtype, target, packed, native) as reader:
         return _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
 
 
@@ -120,9 +125,9 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
     def norm(name: str, exists: bool) -> Norm | None:
         return reader.norm(prefix + name, hidden, config) if exists else None
 
-    def head_norm(name: str, size: int) -> Tensor | None:
+    def head_norm(name: str, size: int) -> Norm | None:
         size = size if config.joint_qk_norm else config.head_dim
-        return reader.norm(attention + name, size, config).weight if config.qk_norm else None
+        return reader.norm(attention + name, size, config) if config.qk_norm else None
 
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
@@ -145,6 +150,8 @@ class _Checker:
 
     Its tensors have shapes and no memory.
     """
+
+    _native_norms = False
 
     def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
         self._folder, self._entries = folder, entries
@@ -169,10 +176,11 @@ class _Checker:
         if config.norm_offset:
             # Transformers adds the offset in fp32 and rounds the norm's result only: bf16 would
             # round a weight near 1
-            return Norm(self.fused([name + ".weight"], [(size,)], wide=True) + config.norm_offset)
+            wide = self.fused([name + ".weight"], [(size,)], wide=True)
+            return Norm(wide + config.norm_offset, native=self._native_norms)
         weight = self.fused([name + ".weight"], [(size,)])
         if config.norm == "rms":
-            return Norm(weight)
+            return Norm(weight, native=self._native_norms)
         return Norm(weight, self.fused([name + ".bias"], [(size,)]))
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
@@ -226,9 +234,11 @@ class _Reader(_Checker):
         dtype: torch.dtype,
         device: torch.device,
         packed: bool,
+        native_norms: bool,
     ) -> None:
         super().__init__(folder, entries)
         self._dtype, self._device, self._packed = dtype, device, packed
+        self._native_norms = native_norms
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
 
     def __enter__(self) -> "_Reader":
