@@ -19,12 +19,13 @@ from torch import Tensor
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
-from looseleaf.models.checkpoint.gguf.blocks import copy_values
+from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
+from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 
 _log = logging.getLogger(__name__)
@@ -92,17 +93,19 @@ def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderW
     )
 
 
-def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor, Projection]:
+def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWeight, Projection]:
     """Embedding and head: one matrix if tied, unless the stored matrices differ."""
-    vocab, shapes = config.vocab_size, [(config.vocab_size, config.hidden_size)]
+    vocab, hidden = config.vocab_size, config.hidden_size
     tied = config.tie_word_embeddings
     # Transformers ties the missing matrix to the stored matrix
     source = HEAD if tied and HEAD in reader and EMBEDDING not in reader else EMBEDDING
-    embedding = reader.fused([source], [*shapes])
-    if tied and (source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, shapes[0])):
+    embedding = reader.matrix([source], [vocab], hidden)
+    if tied and (
+        source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, (vocab, hidden))
+    ):
         head = embedding
     else:
-        head = reader.fused([HEAD], [*shapes])
+        head = reader.matrix([HEAD], [vocab], hidden)
     bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
     return embedding, reader.settle(Projection(head, bias))
 
@@ -161,12 +164,16 @@ class _Checker:
         return name in self._entries
 
     def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
-        weight = self.fused(
-            [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
-        )
-        biases = [name + ".bias" for name in names]
-        shapes = [(size,) for size in sizes]
-        return self.settle(Projection(weight, self.fused(biases, [*shapes]) if bias else None))
+        weight = self.matrix([name + ".weight" for name in names], sizes, fan_in)
+        biases, shapes = [name + ".bias" for name in names], [(size,) for size in sizes]
+        # quantized products add their bias in fp32
+        wide = isinstance(weight, QuantizedWeight)
+        added = self.fused(biases, [*shapes], wide=wide) if bias else None
+        return self.settle(Projection(weight, added))
+
+    def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
+        """The matrices ``names`` one below the other, in their blocks if all are quantized."""
+        return self.fused(names, [(size, fan_in) for size in sizes])
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout."""
@@ -239,6 +246,8 @@ class _Reader(_Checker):
         super().__init__(folder, entries)
         self._dtype, self._device, self._packed = dtype, device, packed
         self._native_norms = native_norms
+        # other devices have no products by blocks
+        self._keeps_blocks = packed and device.type == "cpu"
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
 
     def __enter__(self) -> "_Reader":
@@ -249,7 +258,15 @@ class _Reader(_Checker):
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout; packing copies."""
-        return pack(projection) if self._packed else projection
+        is_plain = isinstance(projection.weight, Tensor)
+        return pack(projection) if self._packed and is_plain else projection
+
+    def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
+        entries = [self._entries[name] for name in names]
+        blocks = [block_matrix(e) if isinstance(e, BlockEntry) else None for e in entries]
+        if self._keeps_blocks and None not in blocks:
+            return QuantizedWeight.create([b for b in blocks if b is not None], self._dtype)
+        return super().matrix(names, sizes, fan_in)
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
         """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""

@@ -80,6 +80,14 @@ def _llama3_law(fields: Fields, factors: np.ndarray) -> Fields:
     return {"rope_scaling": {**law, "low_freq_factor": low, "high_freq_factor": high}}
 
 
+def _biases(names: frozenset[str]) -> Fields:
+    """Whether attention and MLP have biases, by the tensors of the first layer."""
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_up.bias" in names,
+    }
+
+
 def _llama(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
     if data.own("expert_count") in data and data.whole(data.own("expert_count")) > 0:
         raise UnsupportedModel("llama with experts (Mixtral) is not supported: use a dense model")
@@ -88,8 +96,7 @@ def _llama(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields
         law = _llama3_law(fields, floats["rope_freqs.weight"])
     return {
         "model_type": "llama",
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "mlp_bias": "blk.0.ffn_up.bias" in names,
+        **_biases(names),
         **law,
     }
 
@@ -160,7 +167,7 @@ def _glm4(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields)
 def _granite(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
     return {
         "model_type": "granite",
-        "attention_bias": "blk.0.attn_q.bias" in names,
+        **_biases(names),
         "embedding_multiplier": data.real(data.own("embedding_scale"), 1.0),
         "residual_multiplier": data.real(data.own("residual_scale"), 1.0),
         "attention_multiplier": data.real(data.own("attention.scale"), fields["head_dim"] ** -0.5),
@@ -178,6 +185,7 @@ def _smollm3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fiel
     # every fourth layer has no RoPE
     return {
         "model_type": "smollm3",
+        **_biases(names),
         "no_rope_layers": [int((i + 1) % 4 != 0) for i in layers],
         "use_sliding_window": False,
         **_scaling(data),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
+from looseleaf.ops.dense.quantized_linear import FORMATS, BlockMatrix
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # values per slab, so the copy in fp32 stays small
@@ -32,6 +33,21 @@ def copy_values(entry: BlockEntry, target: Tensor, first: int = 0) -> None:
     # (head, pair, half) in the file, (head, half, pair) in the model
     pairs = whole.unflatten(0, (entry.heads, -1, 2)).transpose(1, 2)
     target.copy_(pairs.reshape(whole.shape)[first : first + len(target)])
+
+
+def block_matrix(entry: BlockEntry) -> BlockMatrix | None:
+    """The matrix of ``entry`` in its blocks, mapped from the file; None if it has no blocks.
+
+    Rows of interleaved heads are copied in the order of Transformers."""
+    if entry.dtype not in FORMATS or len(entry.shape) != 2 or entry.added:
+        return None
+    content = np.memmap(entry.path, np.uint8, "c", entry.start, (entry.end - entry.start,))
+    blocks = torch.from_numpy(content).view(entry.shape[0], -1)
+    if entry.heads:
+        # blocks lie along a row, so rows may change places
+        order = torch.arange(entry.shape[0]).view(entry.heads, -1, 2).transpose(1, 2)
+        blocks = blocks[order.reshape(-1)]
+    return BlockMatrix(entry.dtype, blocks)
 
 
 def _slabs(entry: BlockEntry, first: int, end: int) -> Iterator[tuple[int, Tensor]]:

@@ -1,7 +1,7 @@
 """The container of a GGUF file: metadata, and the place of each tensor.
 
-The format's numbers and block sizes are those of the ``gguf`` package. Its own reader has no limits,
-and hostile counts keep it busy for ever; here every count is checked before it is used.
+Numbers and block sizes are those of the ``gguf`` package. Its reader has no limits, and hostile
+counts keep it busy without end. Here every count is checked before its use.
 """
 
 import hashlib

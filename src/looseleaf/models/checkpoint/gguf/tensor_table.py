@@ -1,4 +1,4 @@
-"""Names of a file's tensors in Transformers' spelling, and changes that converters made to values."""
+"""Names of a file's tensors in Transformers' spelling, and values that converters changed."""
 
 import re
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from looseleaf.errors import CorruptCheckpoint
-from looseleaf.models.checkpoint.header import TensorEntry
 from looseleaf.models.checkpoint.gguf.architectures import ROPE_TENSORS
 from looseleaf.models.checkpoint.gguf.container import StoredTensor
+from looseleaf.models.checkpoint.header import TensorEntry
 
 _ENDS = {
     "token_embd": "model.embed_tokens",
@@ -61,15 +61,17 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 class BlockEntry(TensorEntry):
     """A tensor of a GGUF file; ``dtype`` is its format's name.
 
-    ``heads`` is the number of heads whose rows are interleaved, else 0. ``added`` is the number that
-    the converter added to each value."""
+    ``heads`` is the number of heads whose rows are interleaved, else 0. ``added`` is the number
+    that the converter added to each value."""
 
     heads: int = 0
     added: float = 0.0
 
 
 def table_of(tensors: Iterable[StoredTensor], config: dict[str, Any]) -> list[BlockEntry]:
-    """The tensors of a model by Transformers' names. Raises CorruptCheckpoint for an unknown name."""
+    """The tensors of a model by Transformers' names.
+
+    Raises CorruptCheckpoint for an unknown name."""
     family = config["model_type"]
     heads = {
         "attn_q": config["num_attention_heads"],

@@ -182,11 +182,11 @@ def _model(tokens: list[str], merges: list[list[str]], **options: Any) -> Json:
 def _merges_of(tokens: list[str], scores: list[float]) -> list[list[str]]:
     """All pairs whose join is a token: the best score first, then the shorter left token."""
     ids = {token: number for number, token in enumerate(tokens)}
-    found = []
+    merges = []
     for token, score in zip(tokens, scores, strict=True):
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                found.append((-score, cut, len(right), ids[left], ids[right], left, right))
-    found.sort()
-    return [[left, right] for *_, left, right in found]
+            pair = (token[:cut], token[cut:])
+            if pair[0] in ids and pair[1] in ids:
+                merges.append((-score, cut, len(pair[1]), ids[pair[0]], ids[pair[1]], pair))
+    merges.sort()
+    return [[*pair] for *_, pair in merges]
