@@ -53,7 +53,7 @@ def test_what_is_no_hub_id_is_never_asked_for(name: str, tmp_path: Path) -> None
 
 def test_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointNotFound, match="is a file; give the folder"):
+    with pytest.raises(CheckpointNotFound, match="is a file and not GGUF; give the folder"):
         find_checkpoint(tmp_path / "model.safetensors")
 
 
