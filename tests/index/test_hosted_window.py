@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedAttention, HostedCounters, HostedRead
-from looseleaf.attention.host.window import HostedWindow, WindowRow, WindowShape
-from looseleaf.attention.host.work import HostedWork
 from looseleaf.index import search
+from looseleaf.index.host.attend import HostedAttention, HostedCounters, HostedRead
+from looseleaf.index.host.window import HostedWindow, WindowRow, WindowShape
+from looseleaf.index.host.work import HostedWork
 from looseleaf.ops.rotate import rotate
-from tests.attention.test_hosted_work import (
+from tests.index.test_hosted_work import (
     DIM,
     HEADS,
     KV_HEADS,

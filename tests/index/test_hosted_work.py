@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedAttention, HostedCounters, HostedRead
-from looseleaf.attention.host.work import HostedWork, PlaceTables
 from looseleaf.config import IndexConfig
 from looseleaf.index import Heads, build_segment
+from looseleaf.index.host.attend import HostedAttention, HostedCounters, HostedRead
+from looseleaf.index.host.segment import HostedSegment
+from looseleaf.index.host.work import HostedWork, PlaceTables
 from looseleaf.index.host_threads import HostThreads
-from looseleaf.kv.hosted import HostedSegment
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.types import Rotation, ScoreRule
 from looseleaf_lab.testing.scene import rotation_table

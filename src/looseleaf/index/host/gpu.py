@@ -2,7 +2,7 @@
 
 A layer is a copy down, a signal to a waiting thread, its reply and a copy up. All run on a stream
 beside the pool's reads, so GPU and CPU work concurrently, the merge waits for both, and a graph can
-capture it. Prompt rows read the keys themselves, tile by tile (`looseleaf.attention.host.attend`).
+capture it. Prompt rows read the keys themselves, tile by tile (`looseleaf.index.host.attend`).
 """
 
 import ctypes
@@ -15,12 +15,12 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedCounters, HostedRead
-from looseleaf.attention.host.window import WindowRow
-from looseleaf.attention.host.work import HostedWork, PlaceTables
 from looseleaf.errors import EngineFault
+from looseleaf.index.host.attend import HostedCounters, HostedRead
+from looseleaf.index.host.segment import HostedSegment
+from looseleaf.index.host.window import WindowRow
+from looseleaf.index.host.work import HostedWork, PlaceTables
 from looseleaf.index.host_threads import HostThreads, StreamSignal
-from looseleaf.kv.hosted import HostedSegment
 from looseleaf.rope import map_distinct
 from looseleaf.types import AttnState, Rotation, ScoreRule
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedAttention, HostedRead
-from looseleaf.attention.host.window import WindowRow
-from looseleaf.attention.host.work import HostedWork, PlaceTables
+from looseleaf.index.host.attend import HostedAttention, HostedRead
+from looseleaf.index.host.segment import HostedSegment
+from looseleaf.index.host.window import WindowRow
+from looseleaf.index.host.work import HostedWork, PlaceTables
 from looseleaf.index.host_threads import HostThreads
-from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, ScoreRule
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedCounters, HostedRead
-from looseleaf.attention.host.window import HostedWindow, WindowRow
+from looseleaf.index.host.attend import HostedCounters, HostedRead
+from looseleaf.index.host.segment import HostedSegment
+from looseleaf.index.host.window import HostedWindow, WindowRow
 from looseleaf.index.host_threads import HostThreads, Part, set_parts
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.native import KEY_TYPES
 from looseleaf.index.reads import READ, WALKED, WINDOW, HeadKeys, HeadTable, ReadTask
-from looseleaf.kv.hosted import HostedSegment
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 

@@ -117,3 +117,8 @@ class WatchedStep:
             )
             self.received = torch.maximum(self.received, received)
         return state.out
+
+
+def no_rows(layer: int, hidden: Tensor) -> Tensor:
+    """The hook that drops all rows."""
+    return hidden[:0]

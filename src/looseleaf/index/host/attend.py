@@ -21,7 +21,7 @@ from looseleaf.index import (
     attend_estimated,
     search_each,
 )
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.ops.flash.cpu import attend_dense
 from looseleaf.ops.flash.cuda import attend_dense_cuda
 from looseleaf.ops.rotate import rotate
