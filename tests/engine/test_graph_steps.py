@@ -352,10 +352,10 @@ def test_few_rows_behind_several_documents_are_a_pass_with_the_same_answers(
 
 def test_logits_of_a_step_in_two_are_in_the_order_of_the_step() -> None:
     class Ends(NamedTuple):
-        target: object
+        fusion: object
         ends_prompt: bool
 
-    fused, text = object.__new__(Fusion), object()
+    fused, text = object.__new__(Fusion), None
     chunks = [Ends(fused, True), Ends(text, True), Ends(text, False), Ends(fused, True)]
     work = object.__new__(StepWork)
     vars(work).update(decode=[object(), object()], chunks=chunks)

@@ -6,12 +6,13 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from looseleaf import LLM, AsyncLLM
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import load_engine
 from looseleaf.prompt.request import Request
-from looseleaf.server.metrics import ServerMetrics
+from looseleaf.server.engine_metrics import _EngineCollector
 from tests.engine.harness import GREEDY, Folder, assert_idle, document, drawn, make_llm, words
 
 LEAD, A, B = words(1, 19), document(1, 60), document(2, 30)
@@ -156,8 +157,9 @@ def test_what_the_planner_chose_is_counted_and_exported(checkpoint: Folder) -> N
     # a document of four pages is not worth reading together
     assert plan.refused_groups > 0
     assert plan.narrow_pieces > plan.items > 0
-    metrics = ServerMetrics(llm.engine.snapshot)
-    shown = metrics.render().decode()
+    registry = CollectorRegistry()
+    registry.register(_EngineCollector(llm.engine.snapshot))
+    shown = generate_latest(registry).decode()
     for name, count in (
         ("refused_groups_total", sums.refused_groups),
         ('work_pieces_total{tile="narrow"}', sums.narrow_pieces),

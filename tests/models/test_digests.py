@@ -230,8 +230,8 @@ def test_a_checkpoint_that_changes_while_it_loads_is_refused(
 
     original = loading.load_weights
 
-    def racing(*arguments: object) -> object:
-        weights = original(*arguments)
+    def racing(*arguments: object, **options: object) -> object:
+        weights = original(*arguments, **options)
         path = folder / name
         copy_in_place(path, path) if path.exists() else path.write_text("")
         return weights
