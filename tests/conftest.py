@@ -21,6 +21,9 @@ REST = tuple(
     for name in (
         *("lab", "docs", "deploy", "training", "gpu", "real", "server/clients"),
         *("server/test_page.py", "server/test_fuzz.py", "test_gpu_report.py"),
+        # servers as processes, which start for seconds each
+        *("server/test_ending.py", "server/test_drain.py", "server/test_hosted.py"),
+        *("server/test_stalled.py", "server/test_line_writer.py", "server/test_processes.py"),
     )
 )
 
@@ -46,16 +49,8 @@ SMOKE = tuple(
 SHAPES = tuple(
     TESTS / name
     for name in (
-        *(
-            "attention",
-            "blend",
-            "index",
-            "kv",
-            "rope",
-            "retro/test_table.py",
-            "sparse/test_laws.py",
-        ),
-        *("engine/test_law_exact.py", "engine/test_tiers.py", "tiers", "models/test_logits.py"),
+        *("attention", "blend", "index/host", "kv", "rope", "sparse/test_laws.py"),
+        *("engine/test_law_exact.py", "models/test_quantized.py", "retro/test_dense.py"),
         *("ops/test_merge_states.py", "ops/test_dispatch.py", "ops/test_prefill_attention.py"),
     )
 )
