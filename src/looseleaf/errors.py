@@ -11,6 +11,7 @@ LooseleafError
 │   └── LimitExceeded       its template, tokenizer or grammar takes too much time or memory
 ├── DeadlineExceeded    a request exceeded its time limit
 ├── EngineFault         a fault inside the engine ended a request; others continue
+│   └── EngineLost          the engine's process ended; it may start again
 ├── EngineClosed        the engine accepts no new requests
 ├── InvalidOption       a configuration value is unknown or out of range
 ├── ModelError          a checkpoint can't be used
@@ -94,6 +95,10 @@ class DeadlineExceeded(LooseleafError, TimeoutError):
 
 class EngineFault(LooseleafError):
     """A fault inside the engine ended this request; ``__cause__`` is the original error."""
+
+
+class EngineLost(EngineFault):
+    """The engine's process ended, with all requests in it. It may start again."""
 
 
 class EngineClosed(LooseleafError):

@@ -151,7 +151,10 @@ def test_the_example_file_is_one_of_options(monkeypatch):
         "looseleaf.server.service.make_service", lambda *given: served.append(given)
     )
     monkeypatch.setattr("looseleaf.server.run.serve", lambda _: 0)
-    monkeypatch.setattr("looseleaf.server.run.require_free", lambda host, port: None)
+    monkeypatch.setattr(
+        "looseleaf.server.processes.supervisor.default_processes", lambda device, cores: 0
+    )
+    monkeypatch.setattr("looseleaf.server.ports.require_free", lambda host, port: None)
     text = (DEPLOY / "serve.toml").read_text("utf-8")
     ended = CliRunner().invoke(app, ["serve"], env=unit_environment(DEPLOY / "serve.toml"))
     assert ended.exit_code == 0, ended.output

@@ -149,6 +149,21 @@ def test_a_fault_of_a_step_ends_the_requests_of_that_step(
     assert [p.output().token_ids for p in redone] == [p.output().token_ids for p in right]
 
 
+def test_a_device_that_cannot_go_on_breaks_the_engine_with_the_first_fault(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(device: object) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr("looseleaf.engine.engine.require_device", lost)
+    progress = add_all(llm.engine)[VICTIM]
+    llm.engine.step()
+    plant(progress, "draw", monkeypatch)
+    with pytest.raises(RuntimeError, match="illegal"):
+        while llm.engine.has_work:
+            llm.engine.step()
+
+
 def test_the_heir_of_a_document_computes_it_after_a_fault(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,9 @@ import httpx
 from looseleaf.config import ServerConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.reports.stats import EngineSnapshot
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.run import Server
-from looseleaf.server.service import REFERENCE_NAME, Service, make_service
+from looseleaf.server.service import Service, make_service
 
 DOCUMENT = "Mira Tolland signs travel requests. The archive is in the north wing."
 QUESTION = "Who signs travel requests?"

@@ -13,7 +13,7 @@ import pytest
 
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.runner.runner import Runner
-from looseleaf.server.service import REFERENCE_NAME
+from looseleaf.server.names import REFERENCE_NAME
 from tests.server.conftest import KEYS
 from tests.server.live import DOCUMENT, QUESTION, Live, bearer, chat_body, live_server
 from tests.server.metering import counted

@@ -8,12 +8,12 @@ from pydantic import BaseModel, ValidationError
 
 from looseleaf.server.body import parse_json
 from looseleaf.server.errors import ApiError, describe_invalid
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.protocol.base import Strict
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.completion import CompletionRequest
 from looseleaf.server.protocol.documents import RegisterRequest
 from looseleaf.server.protocol.service import TokenizeRequest
-from looseleaf.server.service import REFERENCE_NAME
 from tests.server.live import Live, chat_body
 
 MANY = 20_000

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.protocol.answers import ChatCompletion
-from looseleaf.server.service import REFERENCE_NAME
 from tests.server.live import DOCUMENT, QUESTION, Live, chat_body
 
 ANSWER = "Mira Tolland"

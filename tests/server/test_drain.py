@@ -22,6 +22,9 @@ def started(*arguments: str, plant: str = "") -> tuple[subprocess.Popen[str], st
     """``looseleaf serve`` in a process of its own, and its address, from its log; ``plant`` is run
     there before."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
+    if plant:
+        # what is planted is run in one process
+        environment["LOOSELEAF_API_PROCESSES"] = "0"
     process = subprocess.Popen(
         [sys.executable, "-c", plant + RUN, "serve", "--port", "0", *arguments],
         stderr=subprocess.PIPE,

@@ -96,14 +96,13 @@ def test_while_it_drains_probes_and_scrapes_are_answered_and_requests_refused() 
 
 
 @pytest.mark.parametrize(
-    "signals",
-    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)],
-    ids=lambda signals: "-".join(one.name for one in signals),
+    ("signals", "processes"),
+    [((signal.SIGTERM, signal.SIGTERM), 0), ((signal.SIGTERM, signal.SIGINT), 1)],
 )
 def test_a_second_signal_does_not_wait_and_the_last_line_says_so(
-    signals: Sequence[signal.Signals],
+    signals: Sequence[signal.Signals], processes: int
 ) -> None:
-    with running() as server:
+    with running("--api-processes", str(processes)) as server:
         with server.streaming() as lines:
             server.process.send_signal(signals[0])
             while server.client.get("/ready").status_code == 200:

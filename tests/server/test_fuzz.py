@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from looseleaf.server.service import REFERENCE_NAME
+from looseleaf.server.names import REFERENCE_NAME
 from tests.server.live import Live, live_server
 
 # the server runs in this process, and its threads draw random numbers while examples are made

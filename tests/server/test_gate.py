@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from looseleaf.server import gate
 from looseleaf.server.connection import EventStream
 from looseleaf.server.errors import busy
-from looseleaf.server.service import REFERENCE_NAME
+from looseleaf.server.names import REFERENCE_NAME
 from tests.server.live import Live, chat_body, live_server
 
 PATH = "/v1/chat/completions"
@@ -152,7 +152,7 @@ def test_who_stops_reading_gives_the_place_in_the_queue_back(
         try:
             with live.service.queue.reserve(2):
                 while True:
-                    yield {"text": "more"}
+                    yield [{"text": "more"}]
         finally:
             closed.append(live.service.queue.reserved)
 

@@ -7,8 +7,8 @@ import pytest
 
 from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.models import Tokenizer
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.report import TextOffsets
-from looseleaf.server.service import REFERENCE_NAME
 from tests.models.kinds import write_kind
 from tests.server.live import Live
 

@@ -10,8 +10,8 @@ import pytest
 from looseleaf import Document, Fuse, SamplingParams
 from looseleaf.config import FuseSelector
 from looseleaf.prompt.request import Request
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.protocol.answers import ChatCompletion, Completion
-from looseleaf.server.service import REFERENCE_NAME
 from tests.server.live import Live
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"

@@ -12,7 +12,7 @@ import pytest
 from looseleaf import __version__
 from looseleaf.config import ServerConfig
 from looseleaf.server.logs import make_log
-from looseleaf.server.service import REFERENCE_NAME
+from looseleaf.server.names import REFERENCE_NAME
 from tests.server.conftest import KEYS
 from tests.server.live import Live, bearer, chat_body, live_server
 from tests.server.metering import counted

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from looseleaf.server.errors import ApiError
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.scan import MAX_DEPTH, Scan, most_values
-from looseleaf.server.service import REFERENCE_NAME
 from tests.server.live import Live, live_server
 
 TEXTS = ["a, b: [c] {d}", 'say "a, [b]"', "\\", '\\"', 'x\\\\"[,', "\\\\\\", "ü,[", "\n\t{"]

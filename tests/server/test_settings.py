@@ -23,6 +23,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         "looseleaf.server.service.make_service", lambda *arguments: made.append(arguments[:3])
     )
     monkeypatch.setattr("looseleaf.server.run.serve", lambda _: 0)
+    monkeypatch.setattr(
+        "looseleaf.server.processes.supervisor.default_processes", lambda device, cores: 0
+    )
 
     def run(*arguments: str, **environment: str) -> tuple[Any, ServerConfig, dict[str, Any]]:
         done = CliRunner().invoke(app, ["serve", *arguments], env=environment)

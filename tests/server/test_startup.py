@@ -18,7 +18,7 @@ from looseleaf.config import ServerConfig
 from looseleaf.engine.runner.runner import Runner
 from looseleaf.errors import InvalidOption
 from looseleaf.server import run
-from looseleaf.server.run import require_free
+from looseleaf.server.ports import require_free
 from looseleaf.server.service import make_service
 from tests.checkpoints import make_checkpoint
 from tests.server.live import live_server

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from looseleaf.server.service import REFERENCE_NAME
+from looseleaf.server.names import REFERENCE_NAME
 from tests.server.conftest import KEYS
 from tests.server.live import DOCUMENT, Live, bearer, chat_body
 

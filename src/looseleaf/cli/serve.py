@@ -18,7 +18,15 @@ from looseleaf.cli.variables import PREFIX, remove_injected, require_known
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption, install
 
-NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "structlog", "llguidance")
+NEEDED = (
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "prometheus_client",
+    "structlog",
+    "llguidance",
+    "msgspec",
+)
 
 
 def read_file(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -85,9 +93,7 @@ def serve(model: str | None, **options: Any) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise InvalidOption(f"serving needs {missing[0]}: {install('serve')}")
-    from looseleaf.server.run import require_free
-    from looseleaf.server.run import serve as run
-    from looseleaf.server.service import make_service
+    from looseleaf.server.ports import require_free
 
     if model is not None and not model.strip():
         raise InvalidOption(
@@ -98,6 +104,28 @@ def serve(model: str | None, **options: Any) -> None:
     names = field_names(ServerConfig)
     config = ServerConfig(**{name: chosen.pop(name) for name in names if name in chosen})
     require_free(config.host, config.port)
+    sys.exit(_run(model, config, chosen))
+
+
+def _run(model: str | None, config: ServerConfig, options: dict[str, Any]) -> int:
+    """Serve in one process or in several; the exit status."""
+    from looseleaf.machine.limits import usable_cores
+    from looseleaf.server.ports import can_share
+    from looseleaf.server.processes.supervisor import Supervisor, default_processes
+
+    number = config.api_processes
+    if number is None:
+        number = default_processes(str(options.get("device", "auto")), usable_cores())
+    if number > 1 and not can_share():
+        raise InvalidOption(
+            "several API processes share a port on Linux only: give api_processes=1",
+            "api_processes",
+        )
+    if number:
+        return Supervisor(model, config, options, number, startup_bar).run()
+    from looseleaf.server.run import serve as run
+    from looseleaf.server.service import make_service
+
     with startup_bar() as on_progress:
-        service = make_service(model, config, chosen, on_progress)
-    sys.exit(run(service))
+        service = make_service(model, config, options, on_progress)
+    return run(service)

@@ -55,6 +55,11 @@ class SchedulerConfig:
         "most tokens of one step, exceeded by up to a sixty-fourth if that completes a prompt; "
         "default: 2048 on a CPU, 8192 on a GPU",
     )
+    step_ms: float | None = option(
+        None,
+        "goal for the duration of a step (ms): prefill beside running outputs is cut to fit, by "
+        "measured compute times; default: only max_num_batched_tokens bounds a step",
+    )
     grouping: bool = option(
         True, "share one work item between rows that read the same pages at any offsets"
     )
@@ -64,7 +69,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_num_seqs")
+        require_positive(self, "max_num_seqs", "step_ms")
         require(
             self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="

@@ -8,6 +8,7 @@ from looseleaf.config.option import (
     require,
     require_each,
     require_kinds,
+    require_not_negative,
     require_positive,
     shown,
 )
@@ -54,6 +55,14 @@ class ServerConfig:
     operator: str = option("operator", "the tenant whose keys may read /metrics")
     requests_per_minute: int | None = option(None, "most requests per minute of one key")
     concurrent_requests: int | None = option(None, "most concurrent requests of one key")
+    api_processes: int | None = option(
+        None,
+        "processes for HTTP in front of the engine's process; 0: one process for all; default: by "
+        "cores and device",
+    )
+    engine_restarts: int = option(
+        10, "most restarts of an engine process that ends unexpectedly, then the server ends"
+    )
     max_connections: int = option(
         8192,
         "most open connections, or fewer if the process has fewer descriptors; idle ones are "
@@ -86,6 +95,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
+        require_not_negative(self, "api_processes", "engine_restarts")
         require_each(self, "from 0 to 65535", lambda port: 0 <= port <= 65535, "port")
         require_positive(
             self,

@@ -29,6 +29,7 @@ from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
+from looseleaf.engine.step_budget import StepBudget
 from looseleaf.errors import (
     EngineClosed,
     InvalidOption,
@@ -40,6 +41,7 @@ from looseleaf.errors import (
 from looseleaf.graphs.rows import awaited_token
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
+from looseleaf.machine.device import require_device
 from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
@@ -112,6 +114,9 @@ class Engine:
             token_budget=self.hosting.chunk_tokens,
             tiering=self.tiering,
         )
+        if config.scheduler.step_ms is not None:
+            compute_time = self.tiering.measured_compute_time()
+            self._scheduler.goal = StepBudget(config.scheduler.step_ms / 1e3, compute_time)
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
@@ -128,6 +133,7 @@ class Engine:
         )
         self._numbers, self._warm_numbers = count(), count()
         self._ahead: InFlightStep | None = None
+        self._had_fault = False
         # flush to the tiers even if the caller never calls close()
         self.sandboxes = [*parts.tokenizer.sandboxes, self.grammars.sandbox]
         self.close = weakref.finalize(
@@ -231,10 +237,23 @@ class Engine:
                 output.stop.close("abort")
                 self._retire(output)
 
+    def end_output(self, request_id: str, index: int) -> RequestProgress | None:
+        """End one output of an active request, whose caller has found a stop string in its text.
+
+        Returns the request, None if the output has ended already."""
+        progress = self._requests.get(request_id)
+        output = progress.outputs[index] if progress else None
+        if output is None or output.finished:
+            return None
+        output.stop.close("stop")
+        self._retire(output)
+        return progress
+
     def step(self) -> list[RequestProgress]:
         """Schedule, compute, sample. Returns the requests that have new tokens or have ended.
 
-        A fault ends only its requests, with ``error``. Raises EngineClosed after `close`."""
+        A fault ends only its requests, with ``error``. Raises EngineClosed after `close`, and the
+        error of a device that can't compute any more."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
@@ -249,6 +268,9 @@ class Engine:
         if self._warming:
             changed += self._end_warm()
         self.last_step = self.accounting.end_step(launched.work if launched else None)
+        if self._had_fault:
+            self._had_fault = False
+            require_device(self.runner.model.device)
         return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
@@ -376,6 +398,7 @@ class Engine:
 
     def _fail(self, requests: Iterable[RequestProgress], error: Exception) -> list[RequestProgress]:
         """End requests with ``error``."""
+        self._had_fault = self._had_fault or not isinstance(error, LooseleafError)
         ended = list(dict.fromkeys(requests))
         for progress in ended:
             progress.error = as_looseleaf_error(error)

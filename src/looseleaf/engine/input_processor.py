@@ -15,6 +15,7 @@ from looseleaf.engine.sampling.stopping import StopChecker
 from looseleaf.engine.sequence import FindHosted, Sequence
 from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, PromptTooLong
 from looseleaf.kv.keys import SegmentKey
+from looseleaf.models.tokenizer.detokenizer import Detokenizer
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.positions import require_apart
 from looseleaf.prompt.request import Request
@@ -152,10 +153,12 @@ class InputProcessor:
             seed=seed,
             grammar=grammar,
         )
-        stop = StopChecker(params, max_tokens=limit, eos_token_ids=eos_token_ids)
-        stream = self.tokenizer.stream(params.skip_special_tokens)
-        if not request.opens_answer:
-            stream.follow(chain.from_iterable(part.tokens for part in request.parts))
+        stop = StopChecker(
+            params if request.decodes else replace(params, stop=()),
+            max_tokens=limit,
+            eos_token_ids=eos_token_ids,
+        )
+        stream = answer_stream(self.tokenizer, request) if request.decodes else None
         return OutputProgress(progress, sequence, sampling, stop, stream)
 
     def _fitting(self, sequence: Sequence, max_tokens: int, *, explicit: bool) -> int:
@@ -183,6 +186,14 @@ class InputProcessor:
         tail = sequence.tail.num_tokens
         fixed = self.admission.pages_needed(sequence, 0) - self.admission.pages_for(tail)
         return (total - fixed) * self.admission.page_size - tail
+
+
+def answer_stream(tokenizer: Tokenizer, request: Request) -> Detokenizer:
+    """The decoder of an output of ``request``."""
+    stream = tokenizer.stream(request.params.skip_special_tokens)
+    if not request.opens_answer:
+        stream.follow(chain.from_iterable(part.tokens for part in request.parts))
+    return stream
 
 
 def _check_layers(select: Select, num_layers: int) -> None:

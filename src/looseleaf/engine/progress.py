@@ -27,13 +27,15 @@ from looseleaf.retro.revision import revision_of
 
 @dataclass(eq=False)
 class OutputProgress:
-    """One output: its sequence, the sampler's and the stop checker's state, and its text."""
+    """One output: its sequence, the sampler's and the stop checker's state, and its text.
+
+    ``detokenizer`` is None if the caller decodes the tokens."""
 
     request: "RequestProgress"
     sequence: Sequence
     sampling: SamplingState
     stop: StopChecker
-    detokenizer: Detokenizer
+    detokenizer: Detokenizer | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     total_logprob: float = 0.0
@@ -54,7 +56,8 @@ class OutputProgress:
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.total_logprob += logprobs[0].logprob
-        text = "" if self.stop.drops(token) else self.detokenizer.push(token)
+        stream = self.detokenizer
+        text = "" if stream is None or self.stop.drops(token) else stream.push(token)
         finish = self.stop.push(token, text)
         grammar = self.sampling.grammar
         if grammar is not None and (finish is None or finish.reason == "length"):
@@ -63,9 +66,9 @@ class OutputProgress:
                 finish = self.stop.complete()
         if finish is None:
             self.sequence.append(token)
-        else:
+        elif stream is not None:
             # the output may end inside a character
-            self.stop.end_text(self.detokenizer.finish())
+            self.stop.end_text(stream.finish())
 
     def completion(self) -> CompletionOutput:
         """The output so far, without text that may belong to a stop string."""

@@ -19,6 +19,7 @@ from looseleaf.config import SchedulerConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.reports.outputs import ReuseReport
 from looseleaf.engine.sequence import Phase, Sequence
+from looseleaf.engine.step_budget import StepBudget
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import IntegrityError
 from looseleaf.kv.store import PendingLoad, Segment
@@ -112,7 +113,7 @@ class StepWork:
 @dataclass
 class Scheduler:
     """Waiting and running sequences. ``schedule`` makes a step of about ``token_budget`` tokens,
-    ``complete`` records its results."""
+    ``complete`` records its results. A ``goal`` also bounds the prefill beside running outputs."""
 
     config: SchedulerConfig
     admission: Admission
@@ -120,6 +121,7 @@ class Scheduler:
     tiering: Tiering
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
+    goal: StepBudget | None = None
     # the sequence that last found too few pages, and the store's turnover at that time
     _blocked: tuple[Sequence, int] | None = None
 
@@ -147,8 +149,8 @@ class Scheduler:
         self._settle()
         preempted = self._make_room()
         decode = [s for s in self.running if s.phase is Phase.DECODE]
+        budget = self._budget(decode)
         # a sequence that just made room must not take it back in the same step
-        budget = self.token_budget - len(decode)
         admitted = self._admit_waiting(budget) if self.waiting and not preempted else []
         choosing, chunks = list[Sequence](), list[Chunk]()
         if len(decode) < len(self.running):
@@ -177,7 +179,7 @@ class Scheduler:
         decode = [s for s in self.running if s.phase is Phase.DECODE and s not in ending]
         if not all(s.has_room or self.admission.grow(s) for s in decode):
             return None
-        budget = self.token_budget - len(decode)
+        budget = self._budget(decode)
         admitted = self._admit_waiting(budget) if self.waiting else []
         choosing, chunks = list[Sequence](), list[Chunk]()
         if any(s.phase is Phase.PREFILL for s in self.running):
@@ -331,6 +333,17 @@ class Scheduler:
     def _requeue(self, skipped: Iterable[Sequence]) -> None:
         self.waiting.extendleft(reversed(list(skipped)))
 
+    def _budget(self, decode: list[Sequence]) -> int:
+        """The most prefill rows of a step with these decode rows."""
+        budget = self.token_budget - len(decode)
+        if self.goal is None or not decode:
+            return budget
+        prefilling = (s for s in self.running if s.phase is Phase.PREFILL)
+        first = next(prefilling, self.waiting[0] if self.waiting else None)
+        if first is None:
+            return budget
+        return min(budget, self.goal.rows(decode, first.num_prompt_tokens))
+
     def _choosing(self, budget: int, *, layerwise: bool = False) -> tuple[list[Sequence], int]:
         """Sequences with token scoring in this step, and the rest of the budget.
 
@@ -347,6 +360,7 @@ class Scheduler:
 
     def _fill_chunks(self, budget: int, *, layerwise: bool = False) -> list[Chunk]:
         chunks: list[Chunk] = []
+        slack = (self.token_budget if self.goal is None else max(budget, 0)) // _SLACK
         for sequence in self.running:
             if sequence.phase is not Phase.PREFILL:
                 continue
@@ -357,7 +371,7 @@ class Scheduler:
                     target.begun = time.perf_counter()
                 pending = target.num_tokens - target.scheduled
                 # a small excess is cheaper than another step
-                count = pending if pending <= budget + self.token_budget // _SLACK else budget
+                count = pending if pending <= budget + slack else budget
                 stop = target.scheduled + count
                 chunks.append(Chunk(sequence, target, target.scheduled, stop))
                 budget -= stop - target.scheduled

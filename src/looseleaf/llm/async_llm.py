@@ -21,12 +21,16 @@ from looseleaf.engine.lifetime import ProcessBound
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.engine.runner.runner import OnProgress
+from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
-from looseleaf.llm.engine_thread import Fail, Outcome, Worker
+from looseleaf.llm.client import EngineFacts
+from looseleaf.llm.engine_thread import Change, Fail, Worker
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
 from looseleaf.llm.result import Result
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.options import require_policies
 from looseleaf.prompt.request import (
     Document,
@@ -38,11 +42,13 @@ from looseleaf.prompt.request import (
     SystemPrompt,
     with_policies,
 )
-from looseleaf.sampling_params import SamplingParams
+from looseleaf.sampling_params import Grammar, SamplingParams
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+
+_Outcome = RequestOutput | Exception
 
 _GRACE_SECONDS = 2.0
 """Seconds after a deadline in which the engine may report it; then the stream raises by itself."""
@@ -94,9 +100,42 @@ class AsyncLLM(ProcessBound):
         await asyncio.to_thread(self.close)
 
     @property
+    def worker(self) -> Worker:
+        """The engine's thread, for callers that deliver tokens by themselves."""
+        return self._worker
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Fixed properties of the engine."""
+        engine = self.engine
+        return EngineFacts(
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.config.scheduler.max_num_seqs,
+            vocab_size=engine.prompts.vocab_size,
+            dtype=str(engine.runner.model.dtype).removeprefix("torch."),
+            disk_path=engine.config.tiers.disk_path,
+            threads=None if engine.threads is None else str(engine.threads),
+        )
+
+    @property
+    def prompts(self) -> PromptBuilder:
+        """The engine's prompt builder; thread-safe."""
+        return self.engine.prompts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.engine.tokenizer
+
+    @property
     def is_open(self) -> bool:
         """Whether new requests are accepted: False after `drain`, `close` and a fault."""
         return self._worker.is_open
+
+    @property
+    def is_lost(self) -> bool:
+        """False: this process is the engine's."""
+        return False
 
     @property
     def fault(self) -> EngineFault | None:
@@ -187,17 +226,18 @@ class AsyncLLM(ProcessBound):
         loop = asyncio.get_running_loop()
         limit = request.deadline
         due = None if limit is None else loop.time() + limit + _GRACE_SECONDS
-        newest, arrived = deque[Outcome](), asyncio.Event()
+        newest, arrived = deque[_Outcome](), asyncio.Event()
         since = time.perf_counter()
 
-        def take(outcome: Outcome) -> None:
+        def take(outcome: _Outcome) -> None:
             # an output contains all earlier outputs, so slow readers get only the newest
             if isinstance(outcome, RequestOutput):
                 newest.clear()
             newest.append(outcome)
             arrived.set()
 
-        def deliver(outcome: Outcome) -> None:
+        def deliver(change: Change) -> None:
+            outcome = change if isinstance(change, Exception) else change.output()
             # the loop may be closed, without readers
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(take, outcome)
@@ -221,6 +261,12 @@ class AsyncLLM(ProcessBound):
             finally:
                 self._worker.leave(request.request_id, deliver)
 
+    async def compile(
+        self, grammar: Grammar | None, salt: str, limit: float | None
+    ) -> CompiledGrammar | None:
+        """The compiled grammar of a request, as by `Preparation.compile`."""
+        return await self._preparation.compile(grammar, salt, limit)
+
     async def prepare(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of ``make``, such as a prompt, from threads that salts share fairly."""
         return await self._preparation.make(salt, make, *args, **named)
@@ -228,11 +274,15 @@ class AsyncLLM(ProcessBound):
     async def hold_system_prompt(self, text: str) -> SystemPrompt:
         """Compute a system prompt and keep it in the cache, for use in `chat`."""
         prompt = await self.prepare("", self.engine.prompts.system_prompt, text)
+        await self.hold(prompt)
+        return prompt
+
+    async def hold(self, prompt: SystemPrompt) -> None:
+        """Compute the tokens of a system prompt, and keep them in the cache."""
         progress = await self.call(lambda engine: engine.hold(prompt), new=True)
         await self._watch(lambda: progress.finished or None)
         if progress.error is not None:
             raise progress.error
-        return prompt
 
     async def register(
         self,
@@ -255,6 +305,31 @@ class AsyncLLM(ProcessBound):
         first = system_prompt or self.system_prompt
         prompts = self.engine.prompts
         parts = await self.prepare(salt, prompts.from_document, document, first, system)
+        progress = self.register_parts(
+            document,
+            parts,
+            document_id=document_id,
+            salt=salt,
+            pinned=pinned,
+            hosted=hosted,
+            most=most,
+        )
+        async with contextlib.aclosing(progress):
+            async for info in progress:
+                yield info
+
+    async def register_parts(
+        self,
+        document: Document,
+        parts: PromptParts,
+        *,
+        document_id: str | None = None,
+        salt: str = "",
+        pinned: bool = False,
+        hosted: IndexConfig | None = None,
+        most: int | None = None,
+    ) -> AsyncGenerator[DocumentInfo, None]:
+        """As `register`, of a document whose prompt is tokenized."""
         info = await self.call(
             lambda engine: engine.documents.register(
                 document, parts, document_id, salt, pinned=pinned, hosted=hosted, most=most
@@ -296,6 +371,14 @@ class AsyncLLM(ProcessBound):
     async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document; returns its last state. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.delete(document_id, salt))
+
+    async def writes_done(self) -> None:
+        """Return after all writes to tiers that are pending now."""
+        if self.engine.tiers is None:
+            return
+        result: Result[None] = Result(asyncio.get_running_loop())
+        self.engine.tiers.when_written(lambda: result.settle(None))
+        await result.future
 
     def snapshot(self) -> EngineSnapshot:
         """The engine's state after its latest step; callable from any thread."""

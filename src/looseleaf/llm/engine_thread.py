@@ -14,13 +14,14 @@ from queue import Empty, SimpleQueue
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.lifetime import ForkGuard
 from looseleaf.engine.progress import RequestProgress
-from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.errors import EngineClosed, EngineFault, LooseleafError
 from looseleaf.prompt.request import Request
 
-Outcome = RequestOutput | Exception
-Deliver = Callable[[Outcome], None]
+Change = RequestProgress | Exception
+"""A request that has new tokens or has ended, or the error that ended it."""
+
+Deliver = Callable[[Change], None]
 Fail = Callable[[Exception], None]
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ class Worker:
 
     ``on_step`` gets the statistics of every step, in the worker's thread. ``snapshot`` is the
     engine's state after the latest step or batch of commands. ``fault`` is the error that broke the
-    engine, else None."""
+    engine, else None. ``delivered`` is called in the worker's thread after the deliveries of a step
+    or a command."""
 
     def __init__(self, engine: Engine, on_step: Callable[[StepStats], None] | None = None) -> None:
         self.snapshot: EngineSnapshot = engine.snapshot()
@@ -38,6 +40,7 @@ class Worker:
         self._busy_since: float | None = None
         self._engine, self._fork_guard = engine, ForkGuard()
         self._on_step = on_step
+        self.delivered: Callable[[], None] = lambda: None
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         engine.tiering.hurry = lambda: not self._commands.empty()
         self._streams: dict[str, Deliver] = {}
@@ -85,13 +88,20 @@ class Worker:
             self.put(lambda: None)
 
     def open(self, request: Request, since: float, deliver: Deliver) -> None:
-        """Add a request that arrived at ``since``; ``deliver`` gets its outputs or an error."""
+        """Add a request that arrived at ``since``; ``deliver`` gets its changes or an error.
+
+        It is called in the worker's thread, between two steps."""
         self.put(lambda: self._add(request, since, deliver), new=True)
 
     def leave(self, name: str, deliver: Deliver) -> None:
         """Abort the request of a stream that its reader has left."""
         with contextlib.suppress(EngineClosed):
             self.put(lambda: self._abort(name, deliver))
+
+    def end_output(self, name: str, index: int) -> None:
+        """End one output of a stream, whose reader has found a stop string in its text."""
+        with contextlib.suppress(EngineClosed):
+            self.put(lambda: self._end_output(name, index))
 
     def watch(self, is_done: Callable[[], bool], fail: Fail) -> None:
         """Call ``is_done`` now and after every step until it returns True.
@@ -134,10 +144,12 @@ class Worker:
                     # report completed work before the end
                     self._publish_state()
                 self._end(EngineClosed("the engine was closed: the answer is not complete"))
+                self.delivered()
                 return
             self._busy_since = time.monotonic()
             try:
                 command()
+                self.delivered()
                 # the next reader must see the result of the step
                 if stepped or self._commands.empty():
                     self._publish_state()
@@ -162,6 +174,11 @@ class Worker:
             del self._streams[name]
             self._engine.abort(name)
 
+    def _end_output(self, name: str, index: int) -> None:
+        progress = self._engine.end_output(name, index)
+        if progress is not None:
+            self._publish(progress)
+
     def _step(self) -> None:
         for progress in self._engine.step():
             self._publish(progress)
@@ -179,7 +196,7 @@ class Worker:
             return
         if progress.error is not None or progress.finished:
             del self._streams[name]
-        deliver(progress.output() if progress.error is None else progress.error)
+        deliver(progress if progress.error is None else progress.error)
 
     def _publish_state(self) -> None:
         self.snapshot = self._engine.snapshot()
@@ -199,6 +216,7 @@ class Worker:
         fault = EngineFault(f"the engine broke and was closed ({type(error).__name__}: {error})")
         fault.__cause__ = error
         self._end(fault)
+        self.delivered()
         # last, so readers of `fault` know that all callers have the error
         self.fault = fault
 

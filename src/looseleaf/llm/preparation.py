@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import DeadlineExceeded
-from looseleaf.models.tokenizer.tokenizer import LONG_TEXT
+from looseleaf.models.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from looseleaf.prompt.builder import num_characters
 from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import FairThreads
@@ -28,24 +28,37 @@ _SANDBOX_THREADS = 4
 _MANY_MESSAGES = 100
 
 
-class Preparation:
-    """The threads of one engine that make prompts, and the threads that compile grammars."""
+class PromptThreads:
+    """The threads that make prompts, for one tokenizer."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._grammars, self._sandboxes = engine.grammars, engine.sandboxes
-        self._is_bounded = engine.tokenizer.is_bounded
-        threads = min(32, (os.cpu_count() or 1) + 4) if self._is_bounded else _SANDBOX_THREADS
-        self._prompt_turns = FairThreads(threads, "looseleaf-prompts")
-        self._grammar_turns = FairThreads(_GRAMMAR_THREADS, "looseleaf-grammars")
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        threads = min(32, (os.cpu_count() or 1) + 4) if tokenizer.is_bounded else _SANDBOX_THREADS
+        self._turns = FairThreads(threads, "looseleaf-prompts")
 
     def is_quick(self, prompt: object) -> bool:
         """Whether a prompt or a conversation becomes tokens within a millisecond."""
         many = isinstance(prompt, list | tuple) and len(prompt) > _MANY_MESSAGES
-        return self._is_bounded and not many and num_characters(prompt) < LONG_TEXT
+        return self._tokenizer.is_bounded and not many and num_characters(prompt) < LONG_TEXT
 
     async def make(self, salt: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of ``make``, such as a prompt. Raises EngineClosed."""
-        return await self._prompt_turns.run(salt, make, *args, **named)
+        return await self._turns.run(salt, make, *args, **named)
+
+    def close(self) -> None:
+        """Refuse waiting work, and end the processes of the tokenizer."""
+        self._turns.close()
+        for sandbox in self._tokenizer.sandboxes:
+            sandbox.close()
+
+
+class Preparation(PromptThreads):
+    """The threads of one engine that make prompts, and the threads that compile grammars."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.tokenizer)
+        self._grammars = engine.grammars
+        self._grammar_turns = FairThreads(_GRAMMAR_THREADS, "looseleaf-grammars")
 
     async def compile(
         self, grammar: Grammar | None, salt: str, limit: float | None
@@ -72,7 +85,6 @@ class Preparation:
 
     def close(self) -> None:
         """Refuse waiting work, and end the running processes."""
-        self._prompt_turns.close()
         self._grammar_turns.close()
-        for sandbox in self._sandboxes:
-            sandbox.close()
+        self._grammars.sandbox.close()
+        super().close()

@@ -194,7 +194,8 @@ class Request:
     stores its prompt and has no output. ``fuse`` selects document tokens to recompute, by default
     none. ``select`` selects the keys that decoding reads, by default all. ``revise`` is the number
     of earlier rows that read with the newest row, by default none. A ``canary`` checks the answer
-    of another request. Raises InvalidOption for options that exclude each other.
+    of another request. The engine ``decodes`` the output, and ends it at stop strings, unless the
+    caller does so. Raises InvalidOption for options that exclude each other.
     """
 
     request_id: str
@@ -207,6 +208,7 @@ class Request:
     select: Select | None = None
     revise: Revise | None = None
     canary: bool = False
+    decodes: bool = True
 
     def __post_init__(self) -> None:
         require_sampling(self.params)

@@ -6,9 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from looseleaf.engine.reports.outputs import CompletionOutput, RequestOutput
+from looseleaf.llm.client import Completion, Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.server import report
+from looseleaf.server.events import Event, Frame
 from looseleaf.server.generation import Generation
 
 Json = dict[str, Any]
@@ -33,7 +34,7 @@ class Form(Protocol):
     def ending(self) -> Json:
         """Content of the last chunk, which has the finish reason."""
 
-    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         """Content of a complete choice."""
 
 
@@ -58,7 +59,7 @@ class ChatForm:
     def ending(self) -> Json:
         return {"delta": {}, "logprobs": None}
 
-    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         message = {"role": "assistant", "content": output.text, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(output.logprobs)}
 
@@ -87,7 +88,7 @@ class CompletionForm:
     def ending(self) -> Json:
         return {"text": "", "logprobs": None}
 
-    def whole(self, output: CompletionOutput, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         return self.piece(output.text, output.logprobs, offsets)
 
     def _logprobs(
@@ -100,12 +101,14 @@ class CompletionForm:
 
 @dataclass
 class _Progress:
-    """The part of a choice that a stream has sent."""
+    """The part of a choice that a stream has sent; ``frame`` makes its chunks of text alone."""
 
     offsets: report.TextOffsets
+    frame: Frame
     characters: int = 0
     tokens: int = 0
     opened: bool = False
+    begun: bool = False
     ended: bool = False
 
 
@@ -138,39 +141,46 @@ class Answer:
         header = self._header(self.form.whole_object)
         return {**header, "choices": choices, "usage": self._usage(), "looseleaf": self._reuse()}
 
-    async def chunks(self) -> AsyncGenerator[Json, None]:
-        """The answer as a stream; the first and the last chunk report the reuse."""
+    async def chunks(self) -> AsyncGenerator[list[Event], None]:
+        """The answer as a stream of the events of each update.
+
+        The first and the last chunk report the reuse."""
         is_first = True
         updates = self.generation.updates()
         async with aclosing(updates):
             async for number, request in updates:
-                chunks = [
-                    chunk
-                    for output in request.outputs
-                    for chunk in self._new_chunks(number, output, request)
-                ]
-                if chunks and is_first and len(self.generation.prompts) == 1:
+                chunks: list[Event] = []
+                for output in request.outputs:
+                    chunks += self._new_chunks(number, output, request)
+                if not chunks:
+                    continue
+                # text alone comes neither first nor last, so these are objects
+                if is_first and len(self.generation.prompts) == 1 and isinstance(chunks[0], dict):
                     chunks[0]["looseleaf"] = self._reuse()
-                is_first = is_first and not chunks
-                if self.generation.finished and not self.include_usage:
+                is_first = False
+                if (
+                    self.generation.finished
+                    and not self.include_usage
+                    and isinstance(chunks[-1], dict)
+                ):
                     chunks[-1]["looseleaf"] = self._reuse()
-                for chunk in chunks:
-                    yield chunk
+                yield chunks
         if self.include_usage:
             usage = {"choices": [], "usage": self._usage(), "looseleaf": self._reuse()}
-            yield {**self._header(self.form.chunk_object), **usage}
+            yield [{**self._header(self.form.chunk_object), **usage}]
 
-    def _new_chunks(
-        self, number: int, output: CompletionOutput, request: RequestOutput
-    ) -> list[Json]:
+    def _new_chunks(self, number: int, output: Completion, request: Output) -> list[Event]:
         index = self._index(number, output.index)
-        if index not in self._progress:
-            self._progress[index] = _Progress(self._offsets(request))
-        progress = self._progress[index]
+        progress = self._progress.get(index)
+        if progress is None:
+            progress = self._begin(index, request)
         if progress.ended:
             return []
+        text, finish = output.text[progress.characters :], output.finish_reason
+        if progress.begun and finish is None and output.logprobs is None:
+            progress.characters += len(text)
+            return [progress.frame.event(text)] if text else []
         contents: list[Json] = []
-        text = output.text[progress.characters :]
         entries = None if output.logprobs is None else output.logprobs[progress.tokens :]
         opening = None if progress.opened else self.form.opening()
         if opening is not None:
@@ -180,13 +190,21 @@ class Answer:
             contents.append(self.form.piece(text, entries, progress.offsets))
             progress.characters += len(text)
             progress.tokens += len(entries or ())
-        if output.finish_reason is not None:
+        if finish is not None:
             progress.ended = True
-            contents.append({**self.form.ending(), "finish_reason": output.finish_reason})
+            contents.append({**self.form.ending(), "finish_reason": finish})
+        progress.begun = progress.begun or bool(contents)
         return [self._chunk(index, content) for content in contents]
 
-    def _offsets(self, request: RequestOutput) -> report.TextOffsets:
-        tokenizer = self.generation.service.llm.engine.tokenizer
+    def _begin(self, index: int, request: Output) -> _Progress:
+        """The state of a choice whose stream begins."""
+        offsets = self._offsets(request)
+        frame = Frame(lambda text: self._chunk(index, self.form.piece(text, None, offsets)))
+        self._progress[index] = progress = _Progress(offsets, frame)
+        return progress
+
+    def _offsets(self, request: Output) -> report.TextOffsets:
+        tokenizer = self.generation.service.llm.tokenizer
         return report.TextOffsets(tokenizer, request.prompt_token_ids)
 
     def _chunk(self, index: int, content: Json) -> Json:

@@ -31,9 +31,12 @@ def make_app(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        registration = asyncio.create_task(register_again(service))
+        registration = None
+        if service.restores:
+            registration = asyncio.create_task(register_again(service))
         yield
-        registration.cancel()
+        if registration is not None:
+            registration.cancel()
         try:
             await service.stop()
         finally:

@@ -1,7 +1,6 @@
 """Cancels the work of a request when its client disconnects, with or without a stream."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -10,13 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from looseleaf.server.errors import ClientGone
+from looseleaf.server.events import Event, line
 
 T = TypeVar("T")
-
-# clients may split a stream at these line ends, as Python's splitlines does
-_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
-
-Event = dict[str, Any]
 
 
 async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
@@ -49,12 +44,13 @@ async def cancel(*tasks: "asyncio.Future[Any]") -> None:
 class EventStream(Response):
     """Server-sent events, one JSON object each, and ``[DONE]`` at the end.
 
-    ``events`` yields at least one event, and yields errors as events. It is always closed."""
+    ``batches`` yields lists of events, at least one, and yields errors as events. It is always
+    closed. A batch is one write; the next one has all that the answer gained in the meantime."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
-        self._events = events
+    def __init__(self, batches: AsyncGenerator[list[Event], None]) -> None:
+        self._batches = batches
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
 
@@ -62,21 +58,16 @@ class EventStream(Response):
         await until_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
+        async with aclosing(self._batches) as batches:
             # start the generator first: closing an unstarted generator runs none of its code
-            first = await anext(events)
+            first = await anext(batches)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(_body(first))
-            async for event in events:
-                await send(_body(event))
+            async for batch in batches:
+                await send(_body(batch))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
-def _body(event: Event) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": line(event), "more_body": True}
-
-
-def line(event: Event) -> bytes:
-    """The bytes of one event."""
-    text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text.translate(_LINE_ENDS)}\n\n".encode("utf-8", "replace")
+def _body(batch: list[Event]) -> dict[str, Any]:
+    content = line(batch[0]) if len(batch) == 1 else b"".join(map(line, batch))
+    return {"type": "http.response.body", "body": content, "more_body": True}

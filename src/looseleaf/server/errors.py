@@ -18,6 +18,7 @@ from looseleaf.errors import (
     DocumentExists,
     DocumentNotFound,
     EngineClosed,
+    EngineLost,
     InvalidOption,
     InvalidRequest,
     LimitExceeded,
@@ -125,6 +126,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
     """The response for ``error``: 500 unless the error is known to be the client's."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineLost):
+        return unavailable(str(error), "engine_lost")
     if isinstance(error, EngineClosed):
         return unavailable("the server is shutting down: ask again in a moment", "shutting_down")
     for kind, status, code in _STATUSES:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,9 +94,15 @@ class _Exchange:
             if self.is_last():
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
+        # usually the write is complete without a wait, and a timer per write is expensive
+        sending = self.send(message).__await__()
+        try:
+            waits_for = next(sending)
+        except StopIteration:
+            return
         try:
             async with asyncio.timeout(STALL_SECONDS):
-                await self.send(message)
+                await _Begun(sending, waits_for)
         except TimeoutError as error:
             self.disconnected = True
             raise ClientGone from error
@@ -104,6 +110,18 @@ class _Exchange:
     def _note_disconnect(self, message: Message) -> Message:
         self.disconnected = self.disconnected or message["type"] == "http.disconnect"
         return message
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """The rest of a coroutine whose first step has returned ``waits_for``."""
+
+    coroutine: Generator[Any, None, None]
+    waits_for: Any
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self.waits_for
+        yield from self.coroutine
 
 
 def too_large(max_body: int) -> ApiError:

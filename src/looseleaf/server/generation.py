@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.llm.client import Output
 from looseleaf.prompt.request import Policies, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.connection import cancel
@@ -14,7 +14,7 @@ from looseleaf.server.keys import Caller
 from looseleaf.server.prompts import TokenizedPrompt
 from looseleaf.server.service import Service
 
-Update = tuple[int, RequestOutput]
+Update = tuple[int, Output]
 """The index of a prompt, and its output so far."""
 
 
@@ -32,21 +32,22 @@ class Generation:
     deadline: float
     policies: Policies
     shortens: bool = False
-    outputs: list[RequestOutput | None] = field(init=False)
+    outputs: list[Output | None] = field(init=False)
+    _finished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.outputs = [None] * len(self.prompts)
         self._check_sizes()
 
     @property
-    def latest(self) -> list[RequestOutput]:
+    def latest(self) -> list[Output]:
         """The outputs so far, without prompts that have none yet."""
         return [output for output in self.outputs if output is not None]
 
     @property
     def finished(self) -> bool:
-        """Whether every prompt has finished."""
-        return all(output is not None and output.finished for output in self.outputs)
+        """Whether every prompt has finished, as far as the updates have said."""
+        return len(self._finished) == len(self.prompts)
 
     async def updates(self) -> AsyncGenerator[Update, None]:
         """Outputs as they grow; closing the generator aborts all prompts.
@@ -57,7 +58,9 @@ class Generation:
             async with aclosing(updates):
                 async for number, output in updates:
                     self.outputs[number] = output
-                    if output.finished:
+                    # an output may grow between two updates, so its end may be seen twice
+                    if output.finished and number not in self._finished:
+                        self._finished.add(number)
                         self.service.metrics.on_finish(output)
                     yield number, output
 
@@ -69,7 +72,7 @@ class Generation:
 
     async def _merged(self) -> AsyncGenerator[Update, None]:
         # one slot: streams wait for a slow reader, then yield their newest output only
-        updates: asyncio.Queue[Update | Exception] = asyncio.Queue(maxsize=1)
+        updates: asyncio.Queue[Update | Exception | None] = asyncio.Queue(maxsize=1)
 
         async def forward(number: int) -> None:
             try:
@@ -77,6 +80,7 @@ class Generation:
                 async with aclosing(self._stream(number)) as stream:  # type: ignore[type-var]
                     async for output in stream:
                         await updates.put((number, output))
+                await updates.put(None)
             except Exception as error:
                 await updates.put(error)
 
@@ -87,12 +91,14 @@ class Generation:
                 update = await updates.get()
                 if isinstance(update, Exception):
                     raise update
-                num_running -= update[1].finished
-                yield update
+                if update is None:
+                    num_running -= 1
+                else:
+                    yield update
         finally:
             await cancel(*tasks)
 
-    def _stream(self, number: int) -> AsyncIterator[RequestOutput]:
+    def _stream(self, number: int) -> AsyncIterator[Output]:
         prompt = self.prompts[number]
         request = Request(
             self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}",
@@ -111,12 +117,12 @@ class Generation:
             return None
         if limit is not None and not self.shortens:
             return limit
-        context = self.service.llm.engine.max_model_len
+        context = self.service.llm.facts.max_model_len
         room = (context if max_total is None else min(context, max_total)) - prompt.num_tokens
         return max(1, self.params.min_tokens, room if limit is None else min(limit, room))
 
     def _check_sizes(self) -> None:
-        config, context = self.service.config, self.service.llm.engine.max_model_len
+        config, context = self.service.config, self.service.llm.facts.max_model_len
         outputs = len(self.prompts) * self.params.n
         if outputs > config.max_completions:
             raise ApiError(

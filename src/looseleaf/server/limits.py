@@ -3,18 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from looseleaf.server.counts import QUEUE, Counts
 from looseleaf.server.errors import ApiError, busy
-
-
-@dataclass
-class _Usage:
-    """A key's running requests, and the tokens of its bucket at ``moment``."""
-
-    running: int = 0
-    tokens: float = 0.0
-    moment: float = 0.0
 
 
 class KeyLimits:
@@ -25,56 +16,70 @@ class KeyLimits:
         per_minute: int | None,
         concurrent: int | None,
         clock: Callable[[], float] = time.monotonic,
+        counts: Counts | None = None,
     ) -> None:
         self._per_minute, self._concurrent, self._clock = per_minute, concurrent, clock
-        self._usage: dict[str, _Usage] = {}
+        self._counts = Counts() if counts is None else counts
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
         """Count one running request. Raises ApiError (429) above the key's limits."""
-        usage = self._usage.get(key)
-        if usage is None:
-            usage = _Usage(0, float(self._per_minute or 0), self._clock())
-            self._usage[key] = usage
-        if self._concurrent is not None and usage.running >= self._concurrent:
-            raise busy(
-                f"this key has {usage.running} requests under way, its limit: wait until a "
-                "request ends",
-                1.0,
-                "concurrency_limit_exceeded",
-            )
-        self._take(usage)
-        usage.running += 1
+        if self._per_minute is None and self._concurrent is None:
+            yield
+            return
+        counts, name = self._counts, f"key {key}"
+        with counts.locked():
+            running = counts.total(name)
+            if self._concurrent is not None and running >= self._concurrent:
+                raise busy(
+                    f"this key has {running} requests under way, its limit: wait until a request "
+                    "ends",
+                    1.0,
+                    "concurrency_limit_exceeded",
+                )
+            self._take(name)
+            counts.add(name, 1)
         try:
             yield
         finally:
-            usage.running -= 1
+            with counts.locked():
+                counts.add(name, -1)
 
-    def _take(self, usage: _Usage) -> None:
+    def _take(self, name: str) -> None:
         if self._per_minute is None:
             return
         now = self._clock()
         rate = self._per_minute / 60
-        usage.tokens = min(self._per_minute, usage.tokens + (now - usage.moment) * rate)
-        usage.moment = now
-        if usage.tokens < 1:
+        tokens, moment = self._counts.bucket(name) or (float(self._per_minute), now)
+        tokens = min(self._per_minute, tokens + (now - moment) * rate)
+        refused = tokens < 1
+        self._counts.set_bucket(name, tokens - (not refused), now)
+        if refused:
             raise busy(
                 f"this key may make {self._per_minute} requests a minute: slow down",
-                (1 - usage.tokens) / rate,
+                (1 - tokens) / rate,
             )
-        usage.tokens -= 1
 
 
 class Queue:
     """Bounds the accepted outputs: ``running`` at a time, and ``waiting`` more."""
 
     def __init__(
-        self, running: int, waiting: int, clock: Callable[[], float] = time.monotonic
+        self,
+        running: int,
+        waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+        counts: Counts | None = None,
     ) -> None:
         self._running, self._capacity, self._clock = running, running + waiting, clock
+        self._counts = Counts() if counts is None else counts
         # mean seconds from reservation to end, without the wait for earlier outputs
         self._seconds = 1.0
-        self.reserved = 0
+
+    @property
+    def reserved(self) -> int:
+        """The accepted outputs, of all processes."""
+        return self._counts.total(QUEUE)
 
     @contextmanager
     def reserve(self, number: int) -> Iterator[None]:
@@ -87,18 +92,21 @@ class Queue:
                 param="n",
                 code="too_many_outputs",
             )
-        if self.reserved + number > self._capacity:
-            raise busy(
-                f"the queue is full with {self.reserved} outputs: try again later",
-                min(60.0, self._rounds * self._seconds),
-                "queue_full",
-            )
-        self.reserved += number
+        with self._counts.locked():
+            reserved = self.reserved
+            if reserved + number > self._capacity:
+                raise busy(
+                    f"the queue is full with {reserved} outputs: try again later",
+                    min(60.0, self._rounds * self._seconds),
+                    "queue_full",
+                )
+            self._counts.add(QUEUE, number)
         start, rounds = self._clock(), self._rounds
         try:
             yield
         finally:
-            self.reserved -= number
+            with self._counts.locked():
+                self._counts.add(QUEUE, -number)
             # a moving mean, for Retry-After
             self._seconds += 0.1 * ((self._clock() - start) / rounds - self._seconds)
 

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from looseleaf.config import Fuse, Revise, Select
-from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.errors import InvalidOption
+from looseleaf.llm.client import Output
 from looseleaf.prompt.request import Policies
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.common import GenerationRequest
@@ -26,7 +26,7 @@ def parse_policies(body: GenerationRequest) -> Policies:
     }
 
 
-def effective_policies(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def effective_policies(outputs: Sequence[Output]) -> dict[str, Any]:
     """The policies that had an effect on any prompt, for the report."""
     fuses = [output.reuse.fuse for output in outputs if output.reuse.fuse is not None]
     selects = [output.select.select for output in outputs if output.select is not None]

@@ -5,6 +5,7 @@ atomic renames. `registering` restores the records at start."""
 
 import asyncio
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +27,8 @@ FOLDER = "registered"
 """In the folder of the disk tier."""
 
 _ENDING = ".json"
+_LOCK = ".lock"
+_LOCK_SECONDS = 0.01
 
 
 class Registration(Strict):
@@ -49,6 +52,48 @@ class Record(Strict):
     registrations: Annotated[list[Registration], Field(min_length=1)]
 
 
+class FolderLock:
+    """A lock for the coroutines of one event loop, and by a file of ``folder`` for processes.
+
+    Without a folder, or with one that can't be written, it is a lock of this process."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._lock, self._folder = asyncio.Lock(), folder
+        self._file: int | None = None
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            while self._folder is not None and not self._lock_file(self._folder):
+                await asyncio.sleep(_LOCK_SECONDS)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._file is not None:
+            # the system drops the file's lock with its last descriptor
+            os.close(self._file)
+            self._file = None
+        self._lock.release()
+
+    def _lock_file(self, folder: Path) -> bool:
+        """Whether no other process has the lock now."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o660)
+        except OSError:
+            # the write that follows reports a folder that can't be written
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+
 class Records:
     """The records of one model's documents; without a disk tier ``folder`` is None.
 
@@ -56,23 +101,31 @@ class Records:
     oldest first. ``unlisted`` is the error of listing them, None after success. ``unkept`` are
     names of documents whose latest registration could not be written. ``unremoved`` are names of
     deleted documents whose record could not be removed. Callers hold ``lock`` to update or remove a
-    record."""
+    record; if several processes have ``shared`` records, it excludes them too."""
 
-    def __init__(self, disk_path: str | None, model: str) -> None:
+    def __init__(self, disk_path: str | None, model: str, *, shared: bool = False) -> None:
         self.folder: Path | None = None
-        self.lock = asyncio.Lock()
+        self.lock = FolderLock()
         self.coming: dict[str, None] = {}
         self.unlisted: str | None = None
         self.unkept: set[str] = set()
         self.unremoved: set[str] = set()
         if disk_path is not None:
             self.folder = Path(disk_path).expanduser() / FOLDER / _digest(model)
-            try:
-                self.coming = dict.fromkeys(_found(self.folder))
-            except OSError as error:
-                # a missing folder has no records; any other error may hide records
-                if not isinstance(error, FileNotFoundError) or os.path.lexists(self.folder):
-                    self.unlisted = str(error)
+            self.lock = FolderLock(self.folder if shared else None)
+            self.expect_all()
+
+    def expect_all(self) -> None:
+        """Expect the documents of all records: at the start of an engine, none is registered."""
+        if self.folder is None:
+            return
+        self.coming, self.unlisted = {}, None
+        try:
+            self.coming = dict.fromkeys(_found(self.folder))
+        except OSError as error:
+            # a missing folder has no records; any other error may hide records
+            if not isinstance(error, FileNotFoundError) or os.path.lexists(self.folder):
+                self.unlisted = str(error)
 
     def read(self, name: str) -> Record:
         """The record with this name. Raises OSError, and ValueError for a damaged record."""

@@ -97,28 +97,13 @@ async def settled(service: Service, caller: Caller, info: DocumentInfo) -> Docum
         return info
     try:
         async with asyncio.timeout(_SETTLE_SECONDS):
-            await _writes_done(service)
+            await service.llm.writes_done()
         info = await service.llm.document(info.id, caller.salt)
     except (TimeoutError, DocumentNotFound):
         return info
     if info.stored is False:
         service.metrics.not_kept.labels("keys").inc()
     return info
-
-
-async def _writes_done(service: Service) -> None:
-    tiers = service.llm.engine.tiers
-    if tiers is None:
-        return
-    loop, completion = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell() -> None:
-        # a closed loop has no waiting task
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(completion.set)
-
-    tiers.when_written(tell)
-    await completion.wait()
 
 
 async def keep_pin(service: Service, caller: Caller, info: DocumentInfo) -> None:

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from looseleaf.engine.reports.outputs import LoadingReport, RequestOutput
+from looseleaf.engine.reports.outputs import LoadingReport
 from looseleaf.engine.sampling.sampler import TokenLogprob
+from looseleaf.llm.client import Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.retro import exposure_ratios
 from looseleaf.server.policies import effective_policies
@@ -15,7 +16,7 @@ MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON lacks; OpenAI uses the same value."""
 
 
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def usage(outputs: Sequence[Output]) -> dict[str, Any]:
     """OpenAI's ``usage``, summed over prompts; ``cached_tokens`` counts exact prefix hits only."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
@@ -29,7 +30,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     }
 
 
-def reuse(outputs: Sequence[RequestOutput], labels: Sequence[Sequence[Label]]) -> dict[str, Any]:
+def reuse(outputs: Sequence[Output], labels: Sequence[Sequence[Label]]) -> dict[str, Any]:
     """The ``looseleaf`` object: counts are summed over prompts, times are the slowest prompt's."""
     documents = [
         {
@@ -99,7 +100,7 @@ _SELECTION_SUMS = (
 )
 
 
-def _selection(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+def _selection(outputs: Sequence[Output]) -> dict[str, Any] | None:
     """Pages and keys read under a select policy, summed; None without a policy."""
     reports = [output.select for output in outputs if output.select is not None]
     if not reports:
@@ -112,7 +113,7 @@ def _selection(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
     }
 
 
-def _revision(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+def _revision(outputs: Sequence[Output]) -> dict[str, Any] | None:
     """The effective KV exposure over all outputs; None before the end or without revision."""
     reports = [output.revision for output in outputs if output.revision is not None]
     if not reports:

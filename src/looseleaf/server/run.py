@@ -11,7 +11,7 @@ from types import FrameType
 
 import uvicorn
 
-from looseleaf.errors import InvalidOption
+from looseleaf.server.address import address_fields
 from looseleaf.server.app import make_app
 from looseleaf.server.logs import forward_logging
 from looseleaf.server.open_connections import (
@@ -35,9 +35,11 @@ _CLOSING_SECONDS = 5
 class Server(uvicorn.Server):
     """Drains on a signal: refuses new requests and finishes running requests."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, num_processes: int = 1) -> None:
         config = service.config
-        capacity, backlog = connection_capacity(config.max_connections)
+        # processes that share a port share its connections
+        most = -(-config.max_connections // num_processes)
+        capacity, backlog = connection_capacity(most)
         self.connections = OpenConnections(capacity, service.metrics.refused_connections.inc)
         super().__init__(
             uvicorn.Config(
@@ -70,11 +72,13 @@ class Server(uvicorn.Server):
             return
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
         if self.started:
-            host = self.service.config.host
-            shown = f"[{host}]" if ":" in host else host
-            threads = self.service.llm.engine.threads
-            fields = {} if threads is None else {"threads": str(threads)}
-            self.service.log.info("listening", url=f"http://{shown}:{self.bound_port}/", **fields)
+            self.announce()
+
+    def announce(self) -> None:
+        """Report that the port is open."""
+        threads = self.service.llm.facts.threads
+        fields = address_fields(self.service.config.host, self.bound_port, threads)
+        self.service.log.info("listening", **fields)
 
     async def on_tick(self, counter: int) -> bool:
         if self.service.llm.fault is not None:
@@ -106,20 +110,16 @@ class Server(uvicorn.Server):
         return nullcontext()
 
 
-def require_free(host: str, port: int) -> None:
-    """Raises InvalidOption for an address that is not free; call it before loading a model."""
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = addresses[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # as in the server: ignore connections in TIME_WAIT
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise InvalidOption(
-            f"nothing can listen at {host}, port {port} ({error.strerror}): give another --port, "
-            "0 for a free one, or another --host"
-        ) from error
+def log_loaded(server: Server) -> None:
+    """Log the models and limits of a server."""
+    service = server.service
+    service.log.info(
+        "loaded",
+        models=list(service.models),
+        max_model_len=service.llm.facts.max_model_len,
+        tenants=len(service.keys.tenants),
+        max_connections=server.connections.capacity,
+    )
 
 
 def serve(service: Service) -> int:
@@ -129,13 +129,7 @@ def serve(service: Service) -> int:
     gc.collect()
     # weights, graphs and modules are permanent; collecting them would pause all answers
     gc.freeze()
-    service.log.info(
-        "loaded",
-        models=list(service.models),
-        max_model_len=service.llm.engine.max_model_len,
-        tenants=len(service.keys.tenants),
-        max_connections=server.connections.capacity,
-    )
+    log_loaded(server)
     for number in _shutdown_signals():
         signal.signal(number, server.handle_exit)
     try:

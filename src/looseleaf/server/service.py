@@ -15,9 +15,12 @@ from looseleaf.config import ServerConfig
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, InvalidOption
 from looseleaf.llm.async_llm import AsyncLLM
+from looseleaf.llm.client import EngineClient
 from looseleaf.llm.load import find_model
 from looseleaf.models import read_advice
 from looseleaf.prompt.request import Document, SystemPrompt
+from looseleaf.server.counts import Counts
+from looseleaf.server.engine_metrics import EngineMetrics
 from looseleaf.server.errors import ApiError, unavailable
 from looseleaf.server.keys import (
     KEYS_VARIABLE,
@@ -31,6 +34,8 @@ from looseleaf.server.limits import KeyLimits, Queue
 from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import forward_logging, make_log
 from looseleaf.server.metrics import ServerMetrics
+from looseleaf.server.names import REFERENCE_NAME as REFERENCE_NAME
+from looseleaf.server.names import base_name
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
 from looseleaf.server.scan import most_values
@@ -39,7 +44,7 @@ from looseleaf.server.tracing import Tracer, make_tracer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-State = Literal["ready", "draining", "stopped", "stuck"]
+State = Literal["ready", "draining", "restarting", "stopped", "stuck"]
 
 STEP_PATIENCE = 10.0
 """Seconds that shutdown waits for the running step before it abandons the engine."""
@@ -47,7 +52,6 @@ STEP_PATIENCE = 10.0
 _POLL_SECONDS = 0.05
 """Interval at which shutdown checks for running requests."""
 
-REFERENCE_NAME = "looseleaf-reference"
 TOKEN_BYTES = 16
 """Body bytes allowed per token: four times the usual size of a token, for JSON escapes."""
 
@@ -70,10 +74,11 @@ class Service:
 
     ``advice`` holds the checkpoint's defaults for sampling fields. ``under_way`` counts requests
     that arrived before shutdown began. ``whole`` is whether all of them completed, None until the
-    drain ends."""
+    drain ends. ``restores`` is whether the start of the application registers the documents of all
+    records again. ``scrape`` returns the metrics of all processes, None for those of this one."""
 
     config: ServerConfig
-    llm: AsyncLLM
+    llm: EngineClient
     models: dict[str, ServedModel]
     keys: KeyRing
     metrics: ServerMetrics
@@ -87,6 +92,8 @@ class Service:
     longest_token: int
     fingerprint: str
     advice: Mapping[str, Any] = field(default_factory=dict)
+    restores: bool = True
+    scrape: Callable[[], Awaitable[bytes]] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     under_way: int = 0
@@ -110,6 +117,8 @@ class Service:
         """The state that health probes report."""
         if self.draining:
             return "draining"
+        if self.llm.is_lost:
+            return "restarting"
         if not self.llm.is_open:
             return "stopped"
         return "stuck" if self.is_stuck else "ready"
@@ -195,6 +204,12 @@ class Service:
         finally:
             self.under_way -= counted
 
+    async def exposition(self) -> bytes:
+        """The metrics of the server in Prometheus' format."""
+        if self.scrape is not None:
+            return await self.scrape()
+        return await asyncio.to_thread(self.metrics.render)
+
     @property
     def base_model(self) -> ServedModel:
         """The model named on the command line."""
@@ -205,14 +220,14 @@ class Service:
         """Bytes of the largest body; by default enough for ``max_completions`` full contexts."""
         mib = self.config.max_body_mib
         if mib is None:
-            tokens = self.config.max_completions * self.llm.engine.max_model_len
+            tokens = self.config.max_completions * self.llm.facts.max_model_len
             mib = min(max(tokens * TOKEN_BYTES / 2**20, MIN_BODY_MIB), MAX_BODY_MIB)
         return int(mib * 2**20)
 
     @property
     def max_values(self) -> int:
         """Most JSON values and names of a body."""
-        return most_values(self.llm.engine.max_model_len)
+        return most_values(self.llm.facts.max_model_len)
 
     def model(self, name: str) -> ServedModel:
         """The model ``name``. Raises ApiError: 404, or 503 during shutdown."""
@@ -231,6 +246,8 @@ class Service:
         """Raises ApiError (503) unless requests can be served."""
         if self.draining:
             raise unavailable("the server is shutting down: ask another server", "shutting_down")
+        if self.llm.is_lost:
+            raise unavailable("the engine starts again: ask again in a moment", "restarting")
         if not self.llm.is_open:
             raise ApiError(503, "the engine has stopped: restart the server", code="stopped")
         if self.is_stuck:
@@ -239,9 +256,9 @@ class Service:
     def prompts(self, caller: Caller) -> PromptMaker:
         """The prompt maker of the caller's tenant."""
         return PromptMaker(
-            self.llm.engine.prompts,
+            self.llm.prompts,
             self.template,
-            self.llm.engine.max_model_len,
+            self.llm.facts.max_model_len,
             lambda document_id: self._registered(document_id, caller),
             self.longest_token,
         )
@@ -251,62 +268,98 @@ class Service:
             return self.llm.registered(document_id, caller.salt)
 
 
+@dataclass(frozen=True)
+class Frontend:
+    """The parts of a server that need no engine: checked options, keys, log and tracer."""
+
+    config: ServerConfig
+    folder: Path
+    models: dict[str, ServedModel]
+    keys: KeyRing
+    log: Any
+    log_writer: LineWriter
+    tracer: Tracer
+    advice: Mapping[str, Any]
+
+    @classmethod
+    def create(
+        cls, model: str | None, config: ServerConfig, *, announces: bool = True
+    ) -> "Frontend":
+        """Check the options of a server. Raises InvalidOption and ModelError.
+
+        One process of several ``announces`` the options in the log."""
+        keys_file = Path(config.api_keys) if config.api_keys else None
+        keys = read_keys(keys_file, os.environ.get(KEYS_VARIABLE))
+        exposed = None if keys_file is None else exposure(keys_file)
+        if exposed is not None and config.strict_permissions:
+            raise InvalidOption(f"{exposed}, or drop --strict-permissions")
+        require_safe(config, keys)
+        models = _models(model, config)
+        tracer = make_tracer(config.tracing)
+        log_writer = LineWriter()
+        log = make_log(config, log_writer)
+        if exposed is not None and announces:
+            log.warning("keys_exposed", reason=exposed)
+        with forward_logging(log):
+            folder = find_model(model)
+            advice = read_advice(folder) if config.generation_config else {}
+        if advice and announces:
+            log.info("sampling_defaults", source="generation_config.json", **advice)
+        return cls(config, folder, models, keys, log, log_writer, tracer, advice)
+
+    @property
+    def base_name(self) -> str:
+        """The name of the model on the command line."""
+        return next(iter(self.models))
+
+    def service(
+        self, llm: EngineClient, metrics: ServerMetrics, counts: Counts | None = None
+    ) -> Service:
+        """The server's state over an engine; ``counts`` are those of all its processes."""
+        config, facts = self.config, llm.facts
+        shares = counts is not None
+        counts = Counts() if counts is None else counts
+        return Service(
+            config=config,
+            llm=llm,
+            models=self.models,
+            keys=self.keys,
+            metrics=metrics,
+            log=self.log,
+            log_writer=self.log_writer,
+            tracer=self.tracer,
+            limits=KeyLimits(config.requests_per_minute, config.concurrent_requests, counts=counts),
+            queue=Queue(facts.max_num_seqs, config.max_queue, counts=counts),
+            records=Records(facts.disk_path, self.base_name, shared=shares),
+            template=choose_template(config.document_template, llm.tokenizer),
+            longest_token=longest_token(llm.tokenizer),
+            fingerprint=f"looseleaf-{__version__}",
+            advice=self.advice,
+        )
+
+
 def make_service(
     model: str | None,
     config: ServerConfig,
     options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Service:
-    """Load a model and prepare to serve it; ``on_progress`` hears how far that is. Raises
-    InvalidOption and ModelError before any port is open."""
-    keys_file = Path(config.api_keys) if config.api_keys else None
-    keys = read_keys(keys_file, os.environ.get(KEYS_VARIABLE))
-    exposed = None if keys_file is None else exposure(keys_file)
-    if exposed is not None and config.strict_permissions:
-        raise InvalidOption(f"{exposed}, or drop --strict-permissions")
-    require_safe(config, keys)
-    models = _models(model, config)
-    tracer = make_tracer(config.tracing)
-    log_writer = LineWriter()
-    log = make_log(config, log_writer)
-    if exposed is not None:
-        log.warning("keys_exposed", reason=exposed)
-    # the engine's thread tells the metrics of its steps, and these ask the engine for counts
-    metrics = ServerMetrics(lambda: llm.snapshot())
-    with forward_logging(log):
-        folder = find_model(model)
-        advice = read_advice(folder) if config.generation_config else {}
+    """Load a model and prepare to serve it in one process; ``on_progress`` hears how far that is.
+
+    Raises InvalidOption and ModelError before any port is open."""
+    frontend = Frontend.create(model, config)
+    metrics = ServerMetrics()
+    engine_metrics = EngineMetrics(metrics.registry)
+    with forward_logging(frontend.log):
         llm = AsyncLLM(
-            folder,
+            frontend.folder,
             warm_up=config.warm_up,
-            on_step=metrics.on_step,
+            on_step=engine_metrics.on_step,
             on_progress=on_progress,
             **(options or {}),
         )
-    if advice:
-        log.info("sampling_defaults", source="generation_config.json", **advice)
-    engine = llm.engine
-    engine.accounting.on_queued = metrics.queued.observe
-    engine.accounting.on_first_token = metrics.first_token.observe
-    dtype = str(engine.runner.model.dtype).removeprefix("torch.")
-    metrics.build.info({"version": __version__, "model": next(iter(models)), "dtype": dtype})
-    return Service(
-        config=config,
-        llm=llm,
-        models=models,
-        keys=keys,
-        metrics=metrics,
-        log=log,
-        log_writer=log_writer,
-        tracer=tracer,
-        limits=KeyLimits(config.requests_per_minute, config.concurrent_requests),
-        queue=Queue(engine.config.scheduler.max_num_seqs, config.max_queue),
-        records=Records(engine.config.tiers.disk_path, next(iter(models))),
-        template=choose_template(config.document_template, engine.tokenizer),
-        longest_token=longest_token(engine.tokenizer),
-        fingerprint=f"looseleaf-{__version__}",
-        advice=advice,
-    )
+    engine_metrics.watch(llm, frontend.base_name)
+    return frontend.service(llm, metrics)
 
 
 def require_safe(config: ServerConfig, keys: KeyRing) -> None:
@@ -326,9 +379,7 @@ def require_safe(config: ServerConfig, keys: KeyRing) -> None:
 
 
 def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:
-    name = config.served_model_name or (
-        REFERENCE_NAME if model is None else _checkpoint_name(model)
-    )
+    name = base_name(model, config)
     models = {name: ServedModel(name)}
     for option in config.system_prompt:
         option_name, equals, path = option.rpartition("=")
@@ -339,11 +390,6 @@ def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:
             )
         models[model_name] = ServedModel(model_name, _read_prompt(Path(path)))
     return models
-
-
-def _checkpoint_name(model: str) -> str:
-    folder = Path(model)
-    return folder.resolve().name if folder.exists() else model
 
 
 def _read_prompt(path: Path) -> str:

@@ -43,8 +43,8 @@ class Documents:
     """All registered documents of an engine.
 
     ``warm`` starts the computation of a prompt ahead of requests and calls back at its end;
-    ``cancel`` stops it. Pins and deletions also apply to the ``tiers``. Only `get` may be called
-    from any thread."""
+    ``cancel`` stops it. Pins and deletions also apply to the ``tiers``. Only `get` and `edition`
+    may be called from any thread."""
 
     store: SegmentStore
     keys: KeySpace
@@ -120,6 +120,13 @@ class Documents:
     def get(self, document_id: str, salt: str = "") -> Document:
         """The document as registered, for use in prompts. Raises DocumentNotFound."""
         return self._entry(document_id, salt).document
+
+    def edition(self, document_id: str, salt: str = "") -> tuple[str, float]:
+        """The content and the time of a registration; another document has another edition.
+
+        Callable from any thread. Raises DocumentNotFound."""
+        entry = self._entry(document_id, salt)
+        return entry.content.hex(), entry.created
 
     def all(
         self, salt: str = "", *, after: str | None = None, limit: int | None = None

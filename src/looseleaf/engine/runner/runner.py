@@ -114,7 +114,8 @@ class Runner:
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
             # a padded pass may round differently
             passes = None if attention.batch_invariant else PassGraphs(model, attention)
-        compute_time = ComputeTime() if config.tiers.any else None
+        observes = config.tiers.any or config.scheduler.step_ms is not None
+        compute_time = ComputeTime() if observes else None
         return cls(
             model, pool, attention, graphs, passes, runs_ahead=on_gpu, compute_time=compute_time
         )

@@ -13,7 +13,8 @@ from fastapi.routing import APIRoute
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.errors import DocumentNotFound
 from looseleaf.server.body import StrictRoute
-from looseleaf.server.connection import Event, EventStream, until_gone
+from looseleaf.server.connection import EventStream, until_gone
+from looseleaf.server.events import Event
 from looseleaf.server.keys import Caller
 from looseleaf.server.protocol.answers import ERRORS
 from looseleaf.server.protocol.documents import (
@@ -171,14 +172,14 @@ async def _told(
     progress: AsyncIterator[DocumentInfo],
     request: Request,
     body: Callable[[DocumentInfo], Event],
-) -> AsyncGenerator[Event, None]:
+) -> AsyncGenerator[list[Event], None]:
     try:
         async with aclosing(progress):  # type: ignore[type-var]
-            yield body(first)
+            yield [body(first)]
             async for info in progress:
-                yield body(info)
+                yield [body(info)]
     except Exception as error:
-        yield report_error(request, error).body
+        yield [report_error(request, error).body]
 
 
 def _body(service: Service, caller: Caller, info: DocumentInfo) -> dict[str, object]:

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from looseleaf.sampling_params import SamplingParams
-from looseleaf.server.answer import Answer, ChatForm, CompletionForm, Form, Json
+from looseleaf.server.answer import Answer, ChatForm, CompletionForm, Form
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.connection import EventStream, until_gone
 from looseleaf.server.errors import ApiError
+from looseleaf.server.events import Event
 from looseleaf.server.generation import Generation
 from looseleaf.server.policies import parse_policies
 from looseleaf.server.prompts import TokenizedPrompt
@@ -50,15 +51,15 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
         for part in message.content
     )
     _check_documents(service, len(documents) + num_inline)
-    engine = service.llm.engine
-    params = chat_params(body, engine.tokenizer.vocab_size, service.advice)
+    tokenizer = service.llm.tokenizer
+    params = chat_params(body, tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
     prompt = await service.prepare(
         caller, due, maker.chat, body.messages, documents, model.system_prompt
     )
-    form = ChatForm(engine.tokenizer, body.top_logprobs or 0)
+    form = ChatForm(tokenizer, body.top_logprobs or 0)
     generation = _generation(request, body, [prompt], params, due)
     return await _answer(request, body, generation, form)
 
@@ -78,8 +79,8 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
             param="prompt",
             code="too_many_outputs",
         )
-    engine = service.llm.engine
-    params = completion_params(body, engine.tokenizer.vocab_size, service.advice)
+    tokenizer = service.llm.tokenizer
+    params = completion_params(body, tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
@@ -87,7 +88,7 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
         await service.prepare(caller, due, maker.completion, prompt, documents)
         for prompt in body.prompts
     ]
-    form = CompletionForm(engine.tokenizer, body.logprobs or 0)
+    form = CompletionForm(tokenizer, body.logprobs or 0)
     # the default limit never refuses a long prompt
     shortens = body.max_tokens is None
     generation = _generation(request, body, prompts, params, due, shortens=shortens)
@@ -160,8 +161,11 @@ async def _answer(
 
 
 async def _guarded(
-    first: Json, chunks: AsyncGenerator[Json, None], request: Request, generation: Generation
-) -> AsyncGenerator[Json, None]:
+    first: list[Event],
+    chunks: AsyncGenerator[list[Event], None],
+    request: Request,
+    generation: Generation,
+) -> AsyncGenerator[list[Event], None]:
     """The stream; an error becomes its last event."""
     try:
         async with aclosing(chunks):
@@ -169,6 +173,6 @@ async def _guarded(
             async for chunk in chunks:
                 yield chunk
     except Exception as error:
-        yield report_error(request, error).body
+        yield [report_error(request, error).body]
     finally:
         log_reuse(request, generation)

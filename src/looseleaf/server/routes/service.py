@@ -1,6 +1,5 @@
 """Endpoints for models, tokens, health and metrics, and the playground's files."""
 
-import asyncio
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -62,14 +61,14 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
             caller, due, maker.completion, text, documents, markers=markers
         )
     tokens = [token for part in prompt.parts for token in part.tokens]
-    limit = service.llm.engine.max_model_len
+    limit = service.llm.facts.max_model_len
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
 
 @keyed.get("/metrics", tags=["server"], response_class=Response)
 async def metrics(service: TheService) -> Response:
     """Prometheus metrics of all tenants; they require the operator's key."""
-    content = await asyncio.to_thread(service.metrics.render)
+    content = await service.exposition()
     return Response(content, media_type=service.metrics.content_type)
 
 
@@ -129,6 +128,6 @@ def _model(service: Service, model: ServedModel) -> dict[str, object]:
         "object": "model",
         "created": service.created,
         "owned_by": "looseleaf",
-        "max_model_len": service.llm.engine.max_model_len,
+        "max_model_len": service.llm.facts.max_model_len,
         "system_prompt_tokens": len(prompt.tokens) if prompt else 0,
     }

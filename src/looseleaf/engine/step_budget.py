@@ -1,0 +1,31 @@
+"""The prefill rows of a step by a time goal, so that long prompts do not delay running outputs."""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+from looseleaf.engine.sequence import Sequence
+from looseleaf.engine.tiering.compute_time import ComputeTime
+
+LEAST_ROWS = 64
+"""Prefill rows of a step that has any, also if its decode rows alone take longer than the goal."""
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """The most prefill rows of a step that should take at most ``seconds``.
+
+    ``compute_time`` predicts a step from its rows and the keys that they read."""
+
+    seconds: float
+    compute_time: ComputeTime
+
+    def rows(self, decode: Rows[Sequence], prompt_tokens: int) -> int:
+        """The most new rows beside the rows of ``decode``, at least `LEAST_ROWS`.
+
+        Each new row counts as if it read all ``prompt_tokens`` of its prompt."""
+        num, keys = len(decode), sum(sequence.num_tokens for sequence in decode)
+        alone = self.compute_time.predict(num, keys)
+        with_row = self.compute_time.predict(num + 1, keys + prompt_tokens)
+        if alone is None or with_row is None or with_row <= alone:
+            return LEAST_ROWS
+        return max(LEAST_ROWS, int((self.seconds - alone) / (with_row - alone)))

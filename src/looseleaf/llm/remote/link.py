@@ -1,0 +1,155 @@
+"""A stream socket as a channel of messages: frames in both directions, and its end.
+
+Any thread may send. Frames and the end arrive in the event loop."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+_HEAD = struct.Struct("<I")
+_CHUNK = 1 << 18
+# an encoder has no state between messages
+_ENCODER = msgspec.msgpack.Encoder()
+
+MAX_BACKLOG = 1 << 28
+"""Unread bytes at which a link gives its peer up: a stopped process must not fill the memory."""
+
+
+def frame_of(message: msgspec.Struct) -> bytearray:
+    """The bytes of a message: its length and its content."""
+    frame = bytearray(_HEAD.size)
+    _ENCODER.encode_into(message, frame, _HEAD.size)
+    _HEAD.pack_into(frame, 0, len(frame) - _HEAD.size)
+    return frame
+
+
+def read_frame(link: socket.socket) -> bytes:
+    """The content of the next message of a blocking socket. Raises EOFError."""
+    (length,) = _HEAD.unpack(_read_whole(link, _HEAD.size))
+    return _read_whole(link, length)
+
+
+def _read_whole(link: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        piece = link.recv(size - len(content))
+        if not piece:
+            raise EOFError
+        content += piece
+    return content
+
+
+class Link:
+    """One end of a connected Unix socket.
+
+    ``on_message`` gets every message, and ``on_end`` is called once after the peer's end or
+    `close`."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        kind: Any,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        link.setblocking(False)
+        self._socket, self._loop = link, asyncio.get_running_loop()
+        self._on_message, self._on_end = on_message, on_end
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self.is_open = True
+        self._loop.add_reader(link, self._read)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message, or queue it while the socket is full; nothing after the end."""
+        frame = frame_of(message)
+        with self._lock:
+            if not self.is_open:
+                return
+            if self._unsent:
+                self._unsent += frame
+                if len(self._unsent) > MAX_BACKLOG:
+                    self._call_loop(self.close)
+                return
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._call_loop(self.close)
+                return
+            if sent < len(frame):
+                self._unsent += memoryview(frame)[sent:]
+                self._call_loop(self._wait_until_writable)
+
+    def close(self) -> None:
+        """End the channel; called in the event loop."""
+        with self._lock:
+            if not self.is_open:
+                return
+            self.is_open = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._on_end()
+
+    def _call_loop(self, function: Callable[[], None]) -> None:
+        # the loop may be closed
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+    def _wait_until_writable(self) -> None:
+        if self.is_open:
+            self._loop.add_writer(self._socket, self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._call_loop(self.close)
+                return
+            del self._unsent[:sent]
+            if not self._unsent:
+                self._loop.remove_writer(self._socket)
+
+    def _receive(self, size: int) -> bytes:
+        return self._socket.recv(size)
+
+    def _read(self) -> None:
+        try:
+            content = self._receive(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            content = b""
+        if not content:
+            self.close()
+            return
+        received = self._received
+        received += content
+        begin = 0
+        while len(received) - begin >= _HEAD.size:
+            (length,) = _HEAD.unpack_from(received, begin)
+            end = begin + _HEAD.size + length
+            if end > len(received):
+                break
+            message = self._decoder.decode(
+                memoryview(received)[begin + _HEAD.size : end].toreadonly()
+            )
+            begin = end
+            self._on_message(message)
+            if not self.is_open:
+                return
+        if begin:
+            del received[:begin]

@@ -1,0 +1,173 @@
+"""Messages between the parent and its processes, and the socket that carries them.
+
+The socket also carries sockets: the parent connects an API process with the engine by sending one
+end of a socket pair to each. So the processes share no name in the file system."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from looseleaf.llm.remote.link import Link, frame_of, read_frame
+from looseleaf.llm.remote.wire_error import WireError
+
+_MAX_SOCKETS = 4
+
+
+class Setup(msgspec.Struct, tag="setup"):
+    """The first message to a process: the model and its options.
+
+    An API process also gets its ``slot``, the ``port``, the number of API processes, and the
+    descriptor of the table that they count in."""
+
+    model: str | None
+    server: dict[str, Any]
+    engine: dict[str, Any]
+    slot: int = 0
+    port: int = 0
+    num_processes: int = 1
+    counts: int = -1
+
+
+class Connect(msgspec.Struct, tag="connect"):
+    """Use the socket that comes along; an API process also gets the facts of the engine."""
+
+    facts: dict[str, Any] | None = None
+
+
+class Drain(msgspec.Struct, tag="drain"):
+    """To an API process: finish running requests, and end. ``force`` skips running requests."""
+
+    force: bool = False
+
+
+class Close(msgspec.Struct, tag="close"):
+    """To the engine's process: end, after at most ``patience`` seconds."""
+
+    patience: float
+
+
+class GiveUp(msgspec.Struct, tag="give_up"):
+    """To an API process: the engine does not start again."""
+
+    reason: str
+
+
+class Restored(msgspec.Struct, tag="restored"):
+    """The registered documents of an earlier engine are registered again. The first API process
+    sends it, and the parent passes it to the others."""
+
+
+class Lost(msgspec.Struct, tag="lost"):
+    """From an API process: its connection with the engine has ended."""
+
+
+class Scrape(msgspec.Struct, tag="scrape"):
+    """A request for metrics: of all processes to the parent, or of one process to it."""
+
+    number: int
+
+
+class Samples(msgspec.Struct, tag="samples"):
+    """The metrics of one process; None as text of all processes for an API process."""
+
+    number: int
+    families: Any = None
+    text: bytes = b""
+
+
+class Progress(msgspec.Struct, tag="progress"):
+    """The progress of the engine's start."""
+
+    stage: str
+    completed: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The engine is loaded."""
+
+    facts: dict[str, Any]
+
+
+class Listening(msgspec.Struct, tag="listening"):
+    """An API process accepts connections."""
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """A process could not start."""
+
+    error: WireError
+
+
+class Ended(msgspec.Struct, tag="ended"):
+    """The last message of an API process: whether all its requests were complete."""
+
+    whole: bool
+
+
+ToProcess = Setup | Connect | Drain | Close | GiveUp | Restored | Scrape | Samples
+FromProcess = Progress | Ready | Listening | Failed | Ended | Lost | Restored | Scrape | Samples
+
+
+class Control(Link):
+    """A `Link` that also carries sockets; ``sockets`` are those received and not taken yet."""
+
+    sockets: deque[socket.socket]
+
+    def __init__(
+        self,
+        link: socket.socket,
+        kind: Any,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.sockets = deque()
+        super().__init__(link, kind, on_message, on_end)
+
+    def send_socket(self, message: msgspec.Struct, passed: socket.socket) -> None:
+        """Send a message with a copy of a socket, which this process then closes."""
+        with contextlib.suppress(OSError), passed:
+            socket.send_fds(self._socket, [frame_of(message)], [passed.fileno()])
+
+    def _receive(self, size: int) -> bytes:
+        content, descriptors, _, _ = socket.recv_fds(self._socket, size, _MAX_SOCKETS)
+        self.sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        return content
+
+
+def command(module: str) -> list[str]:
+    """The command line of a process with this process's module path."""
+    code = (
+        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        f"from looseleaf.server.processes.{module} import main; main()"
+    )
+    return [sys.executable, "-c", code, json.dumps(sys.path)]
+
+
+def begin() -> tuple[socket.socket, Setup]:
+    """The socket to the parent, which is the standard input, and the parent's first message.
+
+    From now on this process ends with its parent."""
+    link = socket.socket(fileno=os.dup(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(link.fileno(),), daemon=True).start()
+    return link, msgspec.msgpack.decode(read_frame(link), type=Setup)
+
+
+def _end_with_parent(descriptor: int) -> None:
+    watch = select.poll()
+    # no event mask: only the end of the other side wakes this thread
+    watch.register(descriptor, 0)
+    watch.poll()
+    os._exit(1)
