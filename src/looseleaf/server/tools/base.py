@@ -66,6 +66,7 @@ class Opening:
 class _Block:
     """An opened block of calls; ``marker`` and ``taken`` are its raw text."""
 
+    opening: Opening
     marker: str
     body: Body
     taken: str
@@ -180,7 +181,7 @@ class ToolParser(ABC):
     def _open(self, opening: Opening) -> None:
         length = 0 if opening.kept else len(opening.marker)
         marker, self._pending = self._pending[:length], self._pending[length:]
-        self._block = _Block(marker, opening.body(self), "")
+        self._block = _Block(opening, marker, opening.body(self), "")
 
     def _read_block(self, is_last: bool) -> Generator[Event, None, bool]:
         """Read the open block; False if the text must grow first."""
@@ -194,7 +195,7 @@ class ToolParser(ABC):
             yield from self._send(block, block.body.begun())
         if block.body.status == "open":
             return False
-        calls = block.body.calls() if block.body.status == "complete" else ()
+        calls = self._complete_calls(block)
         if not calls and not block.sent:
             yield from self._give_back(block)
             return True
@@ -206,6 +207,12 @@ class ToolParser(ABC):
         self._held, self._pending, self._at_boundary = "", block.taken[end:], True
         self._block = None
         return True
+
+    def _complete_calls(self, block: _Block) -> Sequence[Call]:
+        """The calls of a block; none if an answer without a marker names an unknown tool."""
+        calls = block.body.calls() if block.body.status == "complete" else ()
+        unknown = self.schemas and any(call.name not in self.schemas for call in calls)
+        return () if block.opening.anchored and unknown else calls
 
     def _send(self, block: _Block, calls: Sequence[Call]) -> Iterator[Event]:
         """The pieces of ``calls`` that no event has."""

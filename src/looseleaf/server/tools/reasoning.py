@@ -175,3 +175,10 @@ def choose_splitter(template: str, prompt: str) -> Splitter | None:
         if closing in template:
             return TagSplitter(opening, closing, opened=prompt.rstrip(_BLANK).endswith(opening))
     return None
+
+
+def thought_tags(template: str) -> list[str]:
+    """The tags of thoughts that a chat template knows."""
+    if "<|channel|>" in template and _MESSAGE in template:
+        return [*_STARTS, *_ENDS, _MESSAGE]
+    return [tag for pair in _TAGS for tag in pair if pair[1] in template]
