@@ -8,13 +8,15 @@ from typing import Any
 import openai
 import pytest
 
-from looseleaf.assets import reference_model
+import looseleaf.assets
 from tests.server.live import Live, live_server
 
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}"
     "{% endfor %}{{ '<tool_call></tool_call><|end|>' }}{% endif %}"
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}{{ '<|user|>' }}{% else %}"
+    "{{ '<|' + message['role'] + '|>' }}{% endif %}"
     "{{ message['content'] or '' }}"
     "{% for call in message['tool_calls'] or [] %}"
     "{{ '<tool_call>' + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}"
@@ -38,7 +40,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """The reference model with a chat template that shows tools."""
     folder = tmp_path_factory.mktemp("model")
-    source = Path(reference_model())
+    source = Path(looseleaf.assets.__file__).parent / "block"
     for file in source.iterdir():
         if file.name != "tokenizer_config.json":
             (folder / file.name).symlink_to(file)
@@ -124,7 +126,7 @@ def test_a_marker_in_a_tool_is_text(server: Live, place: str) -> None:
         body = {"model": "tooled", "messages": turns, "tools": tools, "max_tokens": 1}
         answer = server.post("/v1/chat/completions", {**body, "return_token_ids": True})
         assert answer.status_code == 200, answer.text
-        tokens: list[int] = answer.json()["prompt_token_ids"]
+        tokens: list[int] = answer.json()["choices"][0]["prompt_token_ids"]
         return tokens
 
     special = server.service.llm.tokenizer.special_token_ids

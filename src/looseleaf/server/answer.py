@@ -115,6 +115,17 @@ class CompletionForm:
         return report.completion_logprobs(entries, self.top, self.tokenizer, offsets)
 
 
+@dataclass(frozen=True)
+class _NoTokens:
+    """A choice of a request for no tokens; the engine draws one, which the answer leaves out."""
+
+    index: int
+    logprobs: Sequence[Any] | None
+    finish_reason: str | None
+    text: str = ""
+    token_ids: Sequence[int] = ()
+
+
 @dataclass
 class _Progress:
     """The part of a choice that a stream has sent; ``frame`` makes its chunks of text alone."""
@@ -124,6 +135,7 @@ class _Progress:
     reader: AnswerReader | None
     characters: int = 0
     tokens: int = 0
+    ids: int = 0
     opened: bool = False
     begun: bool = False
     ended: bool = False
@@ -131,12 +143,17 @@ class _Progress:
 
 @dataclass(eq=False)
 class Answer:
-    """The answer to one API request, in one form."""
+    """The answer to one API request, in one form.
+
+    ``with_ids`` adds the token ids of the prompts and the outputs. ``is_empty`` leaves the outputs
+    out, for a request of no tokens."""
 
     generation: Generation
     form: Form
     model: str
     include_usage: bool = False
+    with_ids: bool = False
+    is_empty: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
@@ -151,9 +168,10 @@ class Answer:
                 "index": self._index(number, output.index),
                 "finish_reason": output.finish_reason,
                 **self.form.whole(output, self._offsets(request)),
+                **self._ids(output.token_ids, request),
             }
             for number, request in enumerate(self.generation.latest)
-            for output in request.outputs
+            for output in self._outputs(request)
         ]
         header = self._header(self.form.whole_object)
         return {**header, "choices": choices, "usage": self._usage(), "looseleaf": self._reuse()}
@@ -167,7 +185,7 @@ class Answer:
         async with aclosing(updates):
             async for number, request in updates:
                 chunks: list[Event] = []
-                for output in request.outputs:
+                for output in self._outputs(request):
                     chunks += self._new_chunks(number, output, request)
                 if not chunks:
                     continue
@@ -195,7 +213,8 @@ class Answer:
             return []
         text, finish = output.text[progress.characters :], output.finish_reason
         has_reader = progress.reader is not None
-        if progress.begun and finish is None and output.logprobs is None and not has_reader:
+        is_plain = output.logprobs is None and not has_reader and not self.with_ids
+        if progress.begun and finish is None and is_plain:
             progress.characters += len(text)
             return [progress.frame.event(text)] if text else []
         contents: list[Json] = []
@@ -212,8 +231,26 @@ class Answer:
             finish = _finish_reason(progress.reader, finish)
             progress.ended = True
             contents.append({**self.form.ending(), "finish_reason": finish})
+        if contents:
+            contents[0] |= self._ids(output.token_ids[progress.ids :], request)
+            progress.ids = len(output.token_ids)
         progress.begun = progress.begun or bool(contents)
         return [self._chunk(index, content) for content in contents]
+
+    def _outputs(self, request: Output) -> Sequence[Completion]:
+        """The choices of a prompt."""
+        if not self.is_empty:
+            return request.outputs
+        return [
+            _NoTokens(o.index, None if o.logprobs is None else (), o.finish_reason and "length")
+            for o in request.outputs
+        ]
+
+    def _ids(self, token_ids: Sequence[int], request: Output) -> Json:
+        """The token ids of a choice, if the request asks for them."""
+        if not self.with_ids:
+            return {}
+        return {"token_ids": [*token_ids], "prompt_token_ids": [*request.prompt_token_ids]}
 
     def _pieces(
         self,
@@ -266,7 +303,10 @@ class Answer:
         }
 
     def _usage(self) -> Json:
-        return report.usage(self.generation.latest)
+        usage = report.usage(self.generation.latest)
+        if self.is_empty:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
 
     def _reuse(self) -> Json:
         labels = [prompt.labels for prompt in self.generation.prompts]

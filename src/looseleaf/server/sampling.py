@@ -75,6 +75,9 @@ def completion_params(
 def _params(
     body: GenerationRequest, vocab_size: int, advice: Mapping[str, Any], **limits: Any
 ) -> SamplingParams:
+    if limits["max_tokens"] == 0:
+        # the engine draws a token with every prompt; the answer leaves it out
+        limits = {**limits, "max_tokens": 1}
     values = {name: getattr(body, name) for name in _SHARED_FIELDS}
     options = {**advice, **{name: value for name, value in values.items() if value is not None}}
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []

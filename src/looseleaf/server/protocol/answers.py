@@ -176,6 +176,8 @@ class ChatChoice(Strict):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
+    prompt_token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
 
 
 class ChatCompletion(Strict):
@@ -207,6 +209,8 @@ class CompletionChoice(Strict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
+    prompt_token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
 
 
 class Completion(Strict):

@@ -129,7 +129,9 @@ class GenerationRequest(NeutralFields):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: LogitBias | None = None
     n: int | None = Field(None, ge=1, le=1024)
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_tokens: int | None = Field(
+        None, ge=0, le=2**31, description="0 computes the prompt and answers without text."
+    )
     min_tokens: int | None = Field(None, ge=0, le=2**31)
     stop: str | Annotated[list[str], Field(max_length=16), FIRST_ONLY] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=64), FIRST_ONLY] | None = None
@@ -148,6 +150,9 @@ class GenerationRequest(NeutralFields):
     guided_grammar: str | None = None
     skip_special_tokens: bool | None = Field(
         None, description="`false` leaves special tokens in the text."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Add `token_ids` and `prompt_token_ids` to every choice."
     )
     cache_salt: str | None = Field(
         None,

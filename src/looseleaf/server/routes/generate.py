@@ -166,7 +166,8 @@ async def _answer(
 ) -> Response:
     options = body.stream_options
     usage = bool(body.stream and options is not None and options.include_usage)
-    answer = Answer(generation, form, body.model, usage)
+    is_empty = body.max_tokens == 0
+    answer = Answer(generation, form, body.model, usage, bool(body.return_token_ids), is_empty)
     try:
         if not body.stream:
             return JSONResponse(await until_gone(request.receive, answer.whole()))
