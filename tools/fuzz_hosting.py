@@ -15,7 +15,7 @@ from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import IntegrityError, InvalidRequest
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.prompt.request import Document, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from looseleaf import LLM, Fuse
-from looseleaf.attention.watched import ChunkStep
 from looseleaf.blend import token_scoring as evidence
+from looseleaf.blend.watched import ChunkStep
 from looseleaf.engine.runner import runner as running
 from looseleaf.engine.runner import step as stepping
 from looseleaf.engine.runner.step import step_rows
-from looseleaf.graphs.late_rows import LateRows
+from looseleaf.graphs.layerwise import LateRows
 from looseleaf.graphs.rows import RowInputs
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from looseleaf import LLM, Document, Fuse, SamplingParams, Select
 from looseleaf.blend.fusion import Fusion
+from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.config import Revise
 from looseleaf.engine.runner.microbatches import logit_rows
 from looseleaf.engine.runner.runner import Runner
@@ -18,8 +19,7 @@ from looseleaf.engine.scheduler import StepWork
 from looseleaf.graphs import prefill as pass_graphs
 from looseleaf.graphs.capture import Captures, Replayable, Within, stretches
 from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
-from looseleaf.graphs.prefill import PassGraphs
-from looseleaf.graphs.row_buffer import RowBuffer
+from looseleaf.graphs.rows import RowBuffer
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.prompt.request import Request
@@ -71,7 +71,7 @@ class Steps(StepGraphs):
         self._captures = Eager(share=True)
 
 
-class Passes(PassGraphs):
+class Passes(ScoringGraphs):
     """The same of passes that blend, and of steps that follow their documents."""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from looseleaf.config import Fuse, IndexConfig, Select
 from looseleaf.engine.documents.hosting import HostedPass, Hosting
 from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.index import build_segment
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.tiers import DiskTier, Ledger, tenant_of
 from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document, words
 
@@ -126,7 +126,7 @@ def test_two_places_share_one_index_and_find_the_same(
     llm = make(checkpoint("llama", "dynamic"))
     segment = llm.host(document(0, LONG, context="alone"), index=INDEX)
     found: list[Tensor] = []
-    from looseleaf.attention.host import attend as module
+    from looseleaf.index.host import attend as module
 
     plain = module.search_each
 

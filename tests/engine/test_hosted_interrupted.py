@@ -15,7 +15,7 @@ from looseleaf.engine.documents import host_prefill as hosted_pass
 from looseleaf.engine.documents import hosting as module
 from looseleaf.engine.documents.host_prefill import HostedPass, HostingJob
 from looseleaf.errors import InvalidRequest
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.prompt.request import DocumentPart, TextPart
 from tests.engine.harness import Folder, document
 

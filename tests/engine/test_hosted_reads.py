@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.attention.host.attend import HostedCounters
 from looseleaf.config import IndexConfig, Select
 from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.index.host.attend import HostedCounters
 from tests.engine.harness import GREEDY, Folder, document
 
 LONG = 700

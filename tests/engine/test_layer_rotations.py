@@ -18,7 +18,7 @@ from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.rope import layer_rotations, rope_frequencies
 from looseleaf.sparse.evicting import Eviction
-from looseleaf.sparse.h2o import H2O
+from looseleaf.sparse.evictors import H2O
 from looseleaf.types import Rotation
 from looseleaf_lab.testing.scene import turned_at
 from tests.engine.fused import SEVERAL, blend

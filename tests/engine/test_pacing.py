@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from looseleaf import Fuse
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.blend.fuse_budget import again, raised
 from looseleaf.engine.tiering.compute_time import (
     ComputeTime,
     Launched,
@@ -17,7 +18,7 @@ from looseleaf.engine.tiering.compute_time import (
     count_read,
     passes_over,
 )
-from looseleaf.engine.tiering.load_controller import Trials, again, piped, places_of, raised
+from looseleaf.engine.tiering.load_controller import Trials, piped, places_of
 from looseleaf.errors import InvalidOption
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers.transfer.speed import Probe, TierSpeed

@@ -21,7 +21,8 @@ from looseleaf.errors import (
 from looseleaf.llm.client import EngineClient, Output
 from looseleaf.llm.remote.client import RemoteEngine
 from looseleaf.llm.remote.host import EngineHost
-from looseleaf.llm.remote.wire import DocumentCache, open_message, request_of
+from looseleaf.llm.remote.link import Link
+from looseleaf.llm.remote.wire import DocumentCache, Step, open_message, request_of
 from looseleaf.llm.remote.wire_error import error_from_wire, error_to_wire
 from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, drawn, words
@@ -123,6 +124,31 @@ def test_errors_and_documents_cross_the_link(checkpoint: Folder) -> None:
             await llm.delete("d", "s")
             with pytest.raises(DocumentNotFound):
                 await asyncio.to_thread(remote.registered, "d", "s")
+
+    with engine(checkpoint) as llm:
+        run(scenario)
+
+
+def test_a_step_is_one_message_for_all_streams_of_a_link(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, send = list[Step](), Link.send
+
+    def noted(link: Link, message: Any) -> None:
+        if isinstance(message, Step):
+            steps.append(message)
+        send(link, message)
+
+    monkeypatch.setattr(Link, "send", noted)
+
+    async def scenario() -> None:
+        async with linked(llm) as (remote, _):
+            parts = remote.prompts.from_parts([words(1, 9)])
+            requests = [Request(f"{n}", parts, drawn(n, max_tokens=20)) for n in range(8)]
+            await asyncio.gather(*(last(remote, request) for request in requests))
+            assert len(steps) <= llm.engine.counters.steps
+            assert max(len(step.deltas) for step in steps) == 8
+            assert sum(len(delta.tokens) for step in steps for delta in step.deltas) == 160
 
     with engine(checkpoint) as llm:
         run(scenario)

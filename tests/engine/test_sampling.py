@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from looseleaf import SamplingParams
-from looseleaf.engine.sampling.batch import SamplingBatch
 from looseleaf.engine.sampling.sampler import (
     Sampler,
     min_p_threshold,
     top_k_threshold,
     top_p_threshold,
 )
-from looseleaf.engine.sampling.state import SamplingState, uniform
+from looseleaf.engine.sampling.state import SamplingBatch, SamplingState, uniform
 from looseleaf.errors import InvalidRequest
 
 VOCAB = 50

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from looseleaf import LLM, Document, SamplingParams, Select
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.config import IndexConfig, Revise
+from looseleaf.index.host.attend import HostedRead
 from looseleaf.prompt.request import Request
 from looseleaf.tiers import LoadFailed
 from tests.engine.harness import words

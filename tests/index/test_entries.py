@@ -5,7 +5,7 @@ import torch
 
 from looseleaf.config import IndexConfig
 from looseleaf.index import GraphIndex, KeyVectors, build_index, load_index, search
-from looseleaf.index.entries import covering
+from looseleaf.index.graph import covering
 from looseleaf.ops.nearest_keys import nearest_keys
 from tests.index.vectors import layer
 

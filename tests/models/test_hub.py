@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from looseleaf.errors import CheckpointNotFound, UnsupportedModel
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint
 from looseleaf.models.checkpoint.hub import find_checkpoint
 
 
@@ -53,13 +53,13 @@ def test_what_is_no_hub_id_is_never_asked_for(name: str, tmp_path: Path) -> None
 
 def test_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointNotFound, match="is a file; give the folder"):
+    with pytest.raises(CheckpointNotFound, match="is a file and not GGUF; give the folder"):
         find_checkpoint(tmp_path / "model.safetensors")
 
 
-def test_a_file_of_gguf_is_no_checkpoint_either(tmp_path: Path) -> None:
+def test_an_empty_file_of_gguf_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(UnsupportedModel, match="is GGUF: Looseleaf reads safetensors"):
+    with pytest.raises(CorruptCheckpoint, match="is not a whole GGUF file"):
         find_checkpoint(tmp_path / "model.gguf")
 
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from looseleaf.errors import InvalidOption, NativeUnavailable
 from looseleaf.ops.dense.rms_norm import rms_norm
+from looseleaf.ops.dense.rms_norm.native import rms_norm_native
 from looseleaf_lab.testing.budget import assert_within_budget
 from looseleaf_lab.testing.poison import poisoned
 
@@ -91,3 +93,47 @@ def test_a_delta_in_parts_is_their_sum(implementation: str) -> None:
     in_parts = rms_norm(stream.clone(), weight, EPS, parts, implementation)
     at_once = rms_norm(stream.clone(), weight, EPS, parts.sum(0), implementation)
     torch.testing.assert_close(in_parts, at_once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("features", [1, 40, 64, 1000])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_c_kernel_sums_and_norms_within_the_budget(
+    dtype: torch.dtype, features: int, wide: bool
+) -> None:
+    stream, delta, weight = (x.cpu() for x in drawn(7, features, dtype))
+    weight = weight.float() if wide else weight
+    padded = torch.zeros(7, 2 * features + 3, dtype=dtype)
+    padded[:, :features] = stream
+    stream, summed = padded[:, :features], stream + delta
+    with poisoned():
+        normed, after = rms_norm(stream, weight, EPS, delta, "native")
+    assert torch.equal(after, summed)
+    assert not padded[:, features:].any()
+    truth = functional.rms_norm(summed.double(), (features,), weight.double(), EPS)
+    plain = rms_norm(summed, weight, EPS, implementation="reference").normed
+    assert_within_budget(normed, truth, plain, dtype)
+
+
+def test_the_c_kernel_norms_heads_and_rows_alike() -> None:
+    heads = torch.randn(5, 12, 64)[:, 2:9]
+    weight = torch.rand(64)
+    with poisoned():
+        normed = rms_norm_native(heads, weight, EPS)
+    for head in range(7):
+        assert torch.equal(normed[:, head], rms_norm_native(heads[:, head], weight, EPS))
+    for row in range(5):
+        assert torch.equal(normed[row], rms_norm_native(heads[row], weight, EPS))
+
+
+def test_the_c_kernel_refuses_what_it_cannot_read() -> None:
+    rows, weight = torch.randn(3, 8), torch.ones(8)
+    with pytest.raises(NativeUnavailable, match="float64"):
+        rms_norm_native(rows.double(), weight.double(), EPS)
+    for refused in (
+        lambda: rms_norm_native(rows, weight.bfloat16(), EPS),
+        lambda: rms_norm_native(torch.randn(8, 3).T, weight, EPS),
+        lambda: rms_norm_native(rows, weight, EPS, rows.half()),
+    ):
+        with pytest.raises(InvalidOption, match="can't"):
+            refused()

@@ -1,6 +1,6 @@
 """The laws of revision where rows read hosted documents by their indexes, key by key.
 
-`tests/attention/test_hosted_window.py` has them for one layer, beside sets of Python; here are
+`tests/index/test_hosted_window.py` has them for one layer, beside sets of Python; here are
 whole models with random weights, in an engine on a CPU."""
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from looseleaf import Document, Select
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.config import IndexConfig, Revise
 from looseleaf.errors import InvalidOption, InvalidRequest
+from looseleaf.index.host.attend import HostedRead
 from looseleaf.ops.native import native_build
 from looseleaf.ops.rotate import rotate
 from looseleaf.prompt.request import Prompt, Request

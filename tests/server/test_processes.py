@@ -1,6 +1,8 @@
 """A server of several processes: what is lost with each of them, and what holds over all."""
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from looseleaf.server.processes.samples import exposition
+from looseleaf.server.processes.starting import StartingServer
 from looseleaf.server.run import EXIT_BROKEN
 from tests.server.live import DOCUMENT, chat_body
 from tests.server.test_ending import LONG, Running, running
@@ -191,3 +194,26 @@ def test_metrics_of_processes_add_up() -> None:
     text = exposition([first, [family("a", "counter", 3.0), family("g", "gauge", 0.0)]]).decode()
     assert "a_total 5.0" in text.splitlines()
     assert "g 1.0" in text.splitlines()
+
+
+def test_a_server_that_starts_says_so_and_hands_its_socket_on() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            starting = StartingServer()
+            await starting.open(listener)
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                ready = await client.get("/ready")
+                assert (ready.status_code, ready.json()) == (503, {"status": "starting"})
+                refused = await client.post("/v1/chat/completions", content=b"x" * 500_000)
+                assert refused.json()["error"]["code"] == "starting"
+                assert refused.headers["retry-after"] == "1"
+            await starting.close()
+            # connections of the meantime wait for the successor
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            listener.setblocking(False)
+            accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+            accepted.close()
+            writer.close()
+
+    asyncio.run(scenario())

@@ -12,9 +12,7 @@ from looseleaf.config import EVICTING, Revise
 from looseleaf.engine.runner.eviction import EvictedKeys
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.sparse import make_evictor
-from looseleaf.sparse.h2o import H2O
-from looseleaf.sparse.snapkv import SnapKV
-from looseleaf.sparse.tova import Tova
+from looseleaf.sparse.evictors import H2O, SnapKV, Tova
 from tests.checkpoints import make_checkpoint
 from tests.engine.harness import TOLERANCE, assert_idle, make_llm, words, worst
 from tests.retro.dense import DenseRetro

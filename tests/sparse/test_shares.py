@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from looseleaf.config import Select, share_of
 from looseleaf.sparse import Budget
-from looseleaf.sparse.evictors import make_evictor
-from looseleaf.sparse.tova import Tova
+from looseleaf.sparse.evictors import Tova, make_evictor
 
 
 @given(st.integers(1, 1000), st.integers(1, 2000))

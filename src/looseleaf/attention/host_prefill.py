@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedRead, merge_all, read_chunk
 from looseleaf.attention.plan.chunks import PrefillChunk
+from looseleaf.index.host.attend import HostedRead, merge_all, read_chunk
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 

@@ -14,9 +14,6 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention, CpuStep
-from looseleaf.attention.host.attend import HostedAttention
-from looseleaf.attention.host.cpu_windows import HostedWindows
-from looseleaf.attention.host.gpu import DeviceWork, HostedDevice
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.cost_model import CostModel, cost_model_of
@@ -33,6 +30,9 @@ from looseleaf.attention.select.device_topk import (
 )
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads, StepReadsBuilder
 from looseleaf.errors import NativeUnavailable
+from looseleaf.index.host.attend import HostedAttention
+from looseleaf.index.host.cpu_windows import HostedWindows
+from looseleaf.index.host.gpu import DeviceWork, HostedDevice
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.finish_rows import finish_rows

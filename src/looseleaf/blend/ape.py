@@ -12,11 +12,13 @@ from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
-from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.config import Fuse
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.prefill_attention import prefill_attention
 from looseleaf.ops.prefill_attention.span_list import SpanList
+from looseleaf.prompt.feature import Feature, FeatureRows
 from looseleaf.types import Attend, AttnState, ScoreRule
 
 
@@ -108,3 +110,22 @@ class ApartStep:
 
         index = torch.tensor(query_rows, dtype=torch.int64, device=device)
         return _Read(index, over(ape.own.spans), over(ape.other), ape.temperature, ape.scale)
+
+
+@dataclass(frozen=True)
+class ApeRows(Feature):
+    """An output attends to its documents with the temperature and scale of ``fuse``."""
+
+    replays = False
+    attention: PagedAttention
+    fuse: Fuse
+
+    def wrap(self, attend: Attend, rows: FeatureRows, last_rows: Sequence[int] | None) -> Attend:
+        own = rows.read
+        if isinstance(own, DecodeRow):
+            own = PrefillChunk([own.position], (*own.settled, own.tail))
+        elif not rows.in_tail:
+            return attend
+        documents, fuse = rows.sequence.spans_apart(), self.fuse
+        apart = Apart(rows.rows, own, documents, fuse.temperature, fuse.scale)
+        return ApartStep(self.attention, attend, [apart], last_rows)

@@ -30,6 +30,7 @@ from looseleaf.blend import (
     Selector,
 )
 from looseleaf.config import Fuse
+from looseleaf.graphs.layerwise import LateRows
 from looseleaf.prompt.placements import DocumentUse, TextRun
 
 IntArray = npt.NDArray[np.int64]
@@ -200,12 +201,17 @@ class Fusion:
         texts = [self._text_rows(run, run.num_tokens) for run in self.runs if run.start < last]
         return by_position([*texts, self.document_rows(chosen)])
 
-    def documents_among(self, start: int, stop: int) -> slice:
-        """The chosen tokens among rows ``start:stop`` of the pass, as a slice of ``positions``."""
-        assert self.positions is not None
+    def late_rows(self, start: int, stop: int, first_row: int) -> LateRows | None:
+        """The late rows among rows ``start:stop`` of the pass, which are rows of a step from
+        ``first_row`` on; None if there are none."""
+        if self.begun is None or self.positions is None:
+            return None
         rows = self.rows.positions
-        bounds = rows[start], rows[stop - 1] + 1
-        return slice(*np.searchsorted(self.positions, bounds).tolist())
+        first, last = np.searchsorted(self.positions, (rows[start], rows[stop - 1] + 1)).tolist()
+        if first == last:
+            return None
+        late = np.searchsorted(rows, self.positions[first:last]) - start
+        return LateRows(self.begun.layer, first_row + late, self.begun.hidden[first:last])
 
     def stored_slots(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Slots (``page * page_size + offset``) of stored document tokens, and their offsets in

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk
-from looseleaf.attention.watched import ChunkStep, Watch, WatchedStep
 from looseleaf.blend import Chase, RowFilter, kv_deviation
 from looseleaf.blend.fusion import Begun, FusedRows, Fusion, IntArray
+from looseleaf.blend.scoring_graphs import ScoringGraphs
+from looseleaf.blend.watched import ChunkStep, Watch, WatchedStep, no_rows
 from looseleaf.graphs.layerwise import LayerwiseWait, wait_for_layer
-from looseleaf.graphs.prefill import PassGraphs, no_rows
 from looseleaf.graphs.rows import join_tables, to_device
 from looseleaf.kv.store import PendingLoad
 from looseleaf.models import Decoder
@@ -64,7 +64,7 @@ class TokenScoring:
     model: Decoder
     attention: PagedAttention
     awaited: Sequence[PendingLoad] = ()
-    passes: PassGraphs | None = None
+    passes: ScoringGraphs | None = None
     _launched: float | None = None
 
     @torch.inference_mode()

@@ -59,7 +59,9 @@ class ServerConfig:
         "repeated",
     )
     tls_cert: str | None = option(None, "file of the TLS certificate chain (PEM)")
-    tls_key: str | None = option(None, "file of the TLS key (PEM); default: in --tls-cert")
+    tls_key: str | None = option(
+        None, "file of the TLS key (PEM); default: the file of the certificate"
+    )
     api_keys: str | None = option(
         None,
         "file of lines TENANT=KEY, also in LOOSELEAF_KEYS; tenants share nothing",

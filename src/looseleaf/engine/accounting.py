@@ -239,7 +239,7 @@ class Accounting:
 
 
 def _num_new_rows(work: StepWork) -> int:
-    return sum(chunk.stop - chunk.start for chunk in work.chunks)
+    return sum(chunk.num_rows for chunk in work.chunks)
 
 
 def _reads(result: StepResult) -> dict[int, RowReads]:

@@ -4,11 +4,11 @@ answers differ.
 Canary requests run in the background, one at a time, when no other request waits. They use the same
 sampling parameters and seed, so different answers come from different distributions."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 
+from looseleaf.blend.fuse_budget import multiplied
 from looseleaf.config import EngineConfig
 from looseleaf.engine.background import Enlist
 from looseleaf.engine.progress import RequestProgress
@@ -60,16 +60,9 @@ class Canary:
 
     def adjusted(self, request: Request) -> Request:
         """The request with its budget multiplied by ``factor``."""
-        fuse = request.fuse
-        if self.factor == 1.0 or fuse is None:
+        if self.factor == 1.0 or request.fuse is None:
             return request
-        if fuse.ratio is not None:
-            fuse = replace(fuse, ratio=min(1.0, fuse.ratio * self.factor))
-        elif fuse.tokens is not None:
-            fuse = replace(fuse, tokens=math.ceil(fuse.tokens * self.factor))
-        elif fuse.seconds is not None:
-            fuse = replace(fuse, seconds=fuse.seconds * self.factor)
-        return replace(request, fuse=fuse)
+        return replace(request, fuse=multiplied(request.fuse, self.factor))
 
     def ended(self, progress: RequestProgress) -> None:
         """Record the end of a request: compare a canary, or queue a blended request's check."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.attention.select.policy import PagePolicy, SelectingRow
-from looseleaf.blend.ape_rows import ApeRows
+from looseleaf.blend.ape import ApeRows
 from looseleaf.config import EngineConfig, Select
 from looseleaf.engine.runner.eviction import Evictions
 from looseleaf.engine.runner.runner import Runner

@@ -17,7 +17,7 @@ from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, Prompt
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.models.tokenizer.detokenizer import Detokenizer
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
-from looseleaf.prompt.positions import require_apart
+from looseleaf.prompt.placements import require_apart
 from looseleaf.prompt.request import Request
 from looseleaf.sparse import BreakEven, make_policy
 

@@ -44,6 +44,15 @@ class Chunk:
     stop: int
 
     @property
+    def fusion(self) -> Fusion | None:
+        """The blending pass that its rows belong to, if any."""
+        return self.target if isinstance(self.target, Fusion) else None
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+    @property
     def ends_prompt(self) -> bool:
         """Whether the chunk's last row yields the next token's logits."""
         last = self.target is self.sequence.tail or self.target is self.sequence.fusion

@@ -7,17 +7,16 @@ after the first blended document is one pass with the chosen tokens."""
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.blend.fusion import Fusion, make_fusion
 from looseleaf.config import Fuse, Select
 from looseleaf.engine.reports.outputs import Arrivals
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.attend import HostedRead
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature
-from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun
-from looseleaf.prompt.positions import reads_apart, starts_of
+from looseleaf.prompt.placements import DocumentUse, HostedUse, TextRun, reads_apart, starts_of
 from looseleaf.prompt.request import DocumentPart, Request
 from looseleaf.sparse import make_policy
 from looseleaf.tiers import tenant_of

@@ -67,6 +67,8 @@ class Captures:
             run(lambda attend: attend)
             rewind()
             torch.cuda.synchronize(self._device)
+            # the graph's own memory is new; the cache can't be emptied during a capture
+            torch.cuda.empty_cache()
             with _undisturbed():
                 cutting.begin()
                 try:

@@ -15,7 +15,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from looseleaf.attention.buffers.work_buffer import WorkBuffer, WorkCapacity
-from looseleaf.attention.host.gpu import DeviceWork
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
@@ -24,6 +23,7 @@ from looseleaf.attention.select.device_topk import ChoiceBuffer, DeviceChoice, H
 from looseleaf.graphs.capture import Captures, Replayable, Within
 from looseleaf.graphs.rows import RowInputs, arrived_tokens
 from looseleaf.graphs.step_result import StepResult
+from looseleaf.index.host.gpu import DeviceWork
 from looseleaf.models import Decoder
 from looseleaf.ops.partial_attention.work_list import Tile
 

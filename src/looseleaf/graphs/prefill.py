@@ -10,29 +10,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.attention.buffers.span_buffer import SpanBuffer, SpanCapacity
 from looseleaf.attention.paged import PagedAttention
-from looseleaf.attention.plan.chunks import PrefillChunk, host_spans
+from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.host_spans import HostSpans
-from looseleaf.attention.plan.lists import IntArray
-from looseleaf.attention.watched import (
-    WATCHED_ROWS,
-    ChunkStep,
-    Watch,
-    WatchedStep,
-    watched_chunks,
-)
 from looseleaf.graphs.capture import Captures, Replayable, Within, stretches
 from looseleaf.graphs.decode import room_for
-from looseleaf.graphs.late_rows import LateRows
-from looseleaf.graphs.layerwise import wait_for_layer
-from looseleaf.graphs.row_buffer import RowBuffer
-from looseleaf.graphs.rows import RowInputs, to_device
+from looseleaf.graphs.layerwise import LateRows, wait_for_layer
+from looseleaf.graphs.rows import IntArray, RowBuffer, RowInputs, to_device
 from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.store import PendingLoad
 from looseleaf.models import Decoder
@@ -47,9 +35,9 @@ MAX_ROWS = _PADDED[-1]
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """A captured pass: ``graphs`` in order; each waits for the layer in ``stops`` of all loads.
-    Replays write ``result``: logits, or the attention that keys receive."""
+    Replays write ``result``, such as logits."""
 
     result: Tensor
     graphs: Sequence[Replayable]
@@ -64,28 +52,6 @@ class PassKey(NamedTuple):
     enters: int | None
 
 
-@dataclass(frozen=True)
-class _WatchKey:
-    """The key of a watched pass: capacities of its rows and spans, of watched spans and keys, the
-    watched layers, and the number of layers."""
-
-    rows: SpanCapacity
-    watched: SpanCapacity
-    keys: int
-    layers: tuple[int, ...]
-    depth: int
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A captured watched pass with the buffers of its watched spans and rows."""
-
-    captured: _Pass
-    watched: SpanBuffer
-    weight: Tensor
-    before: Tensor
-
-
 @dataclass(eq=False)
 class PassGraphs:
     """The pass graphs of one model over one pool, captured at their first use."""
@@ -93,8 +59,7 @@ class PassGraphs:
     model: Decoder
     attention: PagedAttention
     replays: int = 0
-    _passes: dict[PassKey, _Pass] = field(default_factory=dict)
-    _watching: dict[_WatchKey, _Watched] = field(default_factory=dict)
+    _passes: dict[PassKey, Pass] = field(default_factory=dict)
     # recorded when the latest pass has copied its numbers; the host then writes the next ones
     _fetched: torch.cuda.Event | None = None
 
@@ -106,7 +71,7 @@ class PassGraphs:
     @property
     def num_captured(self) -> int:
         """Passes captured so far."""
-        return len(self._passes) + len(self._watching)
+        return len(self._passes)
 
     def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Whether a step of plain ``chunks`` is faster as a pass than by a work list.
@@ -131,7 +96,7 @@ class PassGraphs:
         if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
             return None
         spans = self.attention.planner.host_spans(chunks)
-        capacity = capacity_for(spans, _padded(rows.num_rows))
+        capacity = capacity_for(spans, padded_pass(rows.num_rows))
         if not capacity.holds(spans):
             return None
         captured = self._pass_for(PassKey(capacity, layers[0] if layers else None))
@@ -141,80 +106,22 @@ class PassGraphs:
         launched = self._replay(captured, awaited)
         return StepResult.of_chunks(captured.result[: len(rows.wanted)], launched)
 
-    def received(
-        self,
-        table: IntArray,
-        chunks: Sequence[PrefillChunk],
-        watch: Watch,
-        depth: int,
-        awaited: Sequence[PendingLoad],
-    ) -> tuple[Float[Tensor, " keys"], float] | None:
-        """The attention that keys receive in a watched pass, and the time of its launch.
-
-        The rows of ``chunks``, with ``table`` as in `RowInputs`, pass the first ``depth`` layers.
-        Returns None if no graph fits. Raises as `run` does."""
-        if table.shape[1] > MAX_ROWS:
-            return None
-        key, spans, watched = self._watch_key(chunks, watch, depth)
-        if not key.rows.holds(spans) or not key.watched.holds(watched):
-            return None
-        buffers = self._watched_for(key)
-        captured = buffers.captured
-        self._await_fetch()
-        self._load(table, ())
-        captured.buffer.load(spans)
-        # unused spans need length 0, because blocks of keys are assigned by span
-        lengths = np.zeros(key.watched.spans, dtype=np.int32)
-        lengths[: watched.num_spans] = watched.arrays["span_length"]
-        buffers.watched.load(watched._replace(arrays={**watched.arrays, "span_length": lengths}))
-        numbers = torch.stack([watch.weight.float(), torch.tensor(watch.before).float()])
-        weight, before = to_device(numbers, self.model.device)
-        buffers.weight[: len(weight)].copy_(weight)
-        buffers.before[: len(before)].copy_(before)
-        launched = self._replay(captured, awaited)
-        return captured.result[: watch.num_keys], launched
-
     def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
         """The key of a pass of ``chunks`` without late rows."""
         num_rows = sum(len(chunk.positions) for chunk in chunks)
         spans = self.attention.planner.host_spans(chunks)
-        return PassKey(capacity_for(spans, _padded(num_rows)), None)
+        return PassKey(capacity_for(spans, padded_pass(num_rows)), None)
 
     def prepare(self, key: PassKey) -> None:
         """Capture the graphs of ``key``, unless they exist."""
         self._pass_for(key)
 
-    def prepare_watched(self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int) -> None:
-        """Capture the graphs of a watched pass, unless they exist."""
-        self._watched_for(self._watch_key(chunks, watch, depth)[0])
-
-    def _pass_for(self, key: PassKey) -> _Pass:
+    def _pass_for(self, key: PassKey) -> Pass:
         if key not in self._passes:
             self._passes[key] = self._capture(key)
         return self._passes[key]
 
-    def _watched_for(self, key: _WatchKey) -> _Watched:
-        if key not in self._watching:
-            self._watching[key] = self._capture_watched(key)
-        return self._watching[key]
-
-    def _watch_key(
-        self, chunks: Sequence[PrefillChunk], watch: Watch, depth: int
-    ) -> tuple[_WatchKey, HostSpans, HostSpans]:
-        """The key of a watched pass, and its span lists."""
-        spans = self.attention.planner.host_spans(chunks)
-        watched = host_spans(watched_chunks(chunks, watch), WATCHED_ROWS)
-        rows = capacity_for(spans, _padded(sum(len(chunk.positions) for chunk in chunks)))
-        key = _WatchKey(
-            rows,
-            capacity_for(watched, rows.rows),
-            room_for(watch.num_keys, 4096, 2),
-            tuple(layer for layer in range(depth) if layer in watch.layers),
-            depth,
-        )
-        return key, spans, watched
-
-    def _replay(self, captured: _Pass, awaited: Sequence[PendingLoad]) -> float:
+    def _replay(self, captured: Pass, awaited: Sequence[PendingLoad]) -> float:
         """Run a pass; returns the time of its first launch, on the clock `time.perf_counter`."""
         launched = time.perf_counter()
         for graph, stop in zip(captured.graphs, captured.stops, strict=True):
@@ -250,7 +157,7 @@ class PassGraphs:
         size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
         return torch.zeros(size, dtype=model.dtype, device=model.device)
 
-    def _capture(self, key: PassKey) -> _Pass:
+    def _capture(self, key: PassKey) -> Pass:
         buffer = SpanBuffer(key.rows, self.model.device)
 
         def run(within: Within) -> Tensor:
@@ -260,33 +167,14 @@ class PassGraphs:
 
         return self._cut(run, self.model.config.num_layers, buffer)
 
-    def _capture_watched(self, key: _WatchKey) -> _Watched:
-        device = self.model.device
-        buffer, watched = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
-        weight = torch.zeros(key.rows.rows, dtype=torch.float32, device=device)
-        before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
-        hook = None if key.depth == self.model.config.num_layers else no_rows
-
-        def run(within: Within) -> Tensor:
-            for numbers in (self._rows, buffer, watched):
-                numbers.fetch()
-            tokens, slots, places = self._rows.numbers[:3, : key.rows.rows].unbind(0)
-            step = ChunkStep(self.attention, buffer.spans, slots, places)
-            received = torch.zeros(key.keys, dtype=torch.float32, device=device)
-            seen = WatchedStep(step, watched.spans, key.layers, weight, before, received)
-            self.model.forward(tokens, within(seen), hook, hooked=(key.depth,))
-            return seen.received
-
-        return _Watched(self._cut(run, key.depth, buffer), watched, weight, before)
-
-    def _cut(self, run: Callable[[Within], Tensor], depth: int, buffer: SpanBuffer) -> _Pass:
+    def _cut(self, run: Callable[[Within], Tensor], depth: int, buffer: SpanBuffer) -> Pass:
         """Capture ``run``, a pass through the first ``depth`` layers, in pieces."""
         self._await_fetch()
         self._rows.clear()
         starts = stretches(depth)
         result, graphs = self._captures.capture(run, starts[1:])
         stops = [start - 1 for start in starts[1:]] + [depth - 1]
-        return _Pass(result, graphs, stops, buffer)
+        return Pass(result, graphs, stops, buffer)
 
     def _forward(self, buffer: SpanBuffer, enters: int | None, within: Within) -> Tensor:
         tokens, slots, places, before = self._rows.numbers[:4, : buffer.capacity.rows].unbind(0)
@@ -306,12 +194,7 @@ class PassGraphs:
         return self.model.logits(hidden.index_select(0, logit_rows))
 
 
-def no_rows(layer: int, hidden: Tensor) -> Tensor:
-    """The hook that drops all rows."""
-    return hidden[:0]
-
-
-def _padded(num_rows: int) -> int:
+def padded_pass(num_rows: int) -> int:
     return next(size for size in _PADDED if size >= num_rows)
 
 

@@ -1,8 +1,8 @@
 """Vector indexes over the keys of a segment: approximate nearest-key search by inner product.
 
 Keys are rotated in the frame of their segment (counted from its first token). One index is
-therefore valid at every position of the segment, for queries rotated into that frame. This package
-handles vectors, not tokens."""
+therefore valid at every position of the segment, for queries rotated into that frame. README.md has
+the equation; `host` reads segments in host memory."""
 
 from looseleaf.index.base import Hits, KVIndex
 from looseleaf.index.choosing import choose_index

@@ -1,4 +1,6 @@
-"""The base class of indexes: a structure over keys, searched by inner product, saved as arrays."""
+"""The base class of indexes: a structure over keys, searched by inner product, saved as arrays.
+
+The exhaustive index, whose searches compare every key, is the baseline of the others."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -78,3 +80,21 @@ def require_queries(queries: Tensor, head_dim: int) -> Tensor:
     if not bool(torch.isfinite(wide).all()):
         raise InvalidOption("a query is not finite: remove NaN and infinity")
     return wide
+
+
+class FlatIndex(KVIndex):
+    """Exact search; ``effort`` is ignored."""
+
+    kind = "flat"
+
+    @classmethod
+    def build(cls, keys: KeyVectors, config: IndexConfig) -> "FlatIndex":
+        """An index over ``keys``, without a structure."""
+        return cls(keys, 0, config, 0)
+
+    def structure(self) -> Arrays:
+        return {}
+
+    @classmethod
+    def load(cls, arrays: Arrays, keys: KeyVectors, config: IndexConfig) -> "FlatIndex":
+        return cls(keys, 0, config, 0)

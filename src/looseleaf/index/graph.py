@@ -11,7 +11,8 @@ projection). Three rules differ from the published ones, whose recall is low on 
 - If a key lacks room for all reverse edges, edges to keys in many top lists take precedence.
 
 Vertices are numbered in breadth-first order and have 4-bit codes. A walk compares codes, then
-rescores the best candidates by their keys."""
+rescores the best candidates by their keys. Codes of entry points are contiguous, so comparing them
+is cheap, and walks that begin at the best entry point are shorter."""
 
 from typing import Any
 
@@ -25,7 +26,6 @@ from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.index.base import CPU, Arrays, KVIndex, require_queries
 from looseleaf.index.codes import encode
-from looseleaf.index.entries import covering
 from looseleaf.index.keys import KeyVectors
 from looseleaf.index.projection import entries_of, order_of, project
 from looseleaf.ops.native.host_memory import host_zeros
@@ -189,3 +189,37 @@ def readers_of(
     readers = torch.full((num_keys, most), -1, dtype=torch.int32, device=lists.device)
     readers[keys[top_ranked], rank[top_ranked]] = query[top_ranked]
     return readers
+
+
+_MOST_LISTS = 4096
+_KEYS_PER_ENTRY = 2048
+_MOST_ENTRIES = 128
+
+
+def covering(
+    lists: Int[Tensor, "queries top"], num_keys: int, most: int | None = None
+) -> Int[Tensor, " entries"]:
+    """Greedy cover of ``lists``, which are ended by -1: keys in descending order of newly covered
+    lists, while a key covers at least two.
+
+    At most ``most`` keys, by default one per 2,048 keys, up to 128."""
+    most = min(num_keys // _KEYS_PER_ENTRY, _MOST_ENTRIES) if most is None else most
+    sample = lists[:: max(1, -(-len(lists) // _MOST_LISTS))].long()
+    keys, order = sample.flatten().sort(stable=True)
+    bounds = torch.searchsorted(keys, torch.arange(num_keys + 1))
+    # uncovered lists with each key
+    counts = bounds.diff()
+    uncovered = torch.ones(len(sample), dtype=torch.bool)
+    entries: list[int] = []
+    while len(entries) < most:
+        key = int(counts.argmax())
+        if counts[key] < 2:
+            break
+        entries.append(key)
+        covered = order[bounds[key] : bounds[key + 1]] // sample.shape[1]
+        covered = covered[uncovered[covered]]
+        uncovered[covered] = False
+        members = sample[covered].flatten()
+        members = members[members >= 0]
+        counts.index_add_(0, members, torch.full_like(members, -1))
+    return torch.tensor(entries, dtype=torch.int32)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from looseleaf.config.index import IndexConfig
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import CPU, Arrays, KVIndex
-from looseleaf.index.flat import FlatIndex
+from looseleaf.index.base import CPU, Arrays, FlatIndex, KVIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
 from looseleaf.index.keys import KeyVectors

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
-from looseleaf.index.base import Hits, KVIndex, require_queries
+from looseleaf.index.base import FlatIndex, Hits, KVIndex, require_queries
 from looseleaf.index.codes import quantise_queries, unpack
-from looseleaf.index.flat import FlatIndex
 from looseleaf.index.graph import GraphIndex
 from looseleaf.index.ivf import IvfIndex
 from looseleaf.index.keys import KeyVectors

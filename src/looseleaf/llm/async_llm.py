@@ -31,7 +31,6 @@ from looseleaf.llm.preparation import Preparation
 from looseleaf.llm.result import Result
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder
-from looseleaf.prompt.options import require_policies
 from looseleaf.prompt.request import (
     Document,
     Message,
@@ -40,6 +39,7 @@ from looseleaf.prompt.request import (
     PromptParts,
     Request,
     SystemPrompt,
+    require_policies,
     with_policies,
 )
 from looseleaf.sampling_params import Grammar, SamplingParams

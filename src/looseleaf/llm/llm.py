@@ -17,9 +17,8 @@ from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import InvalidOption, InvalidRequest
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.llm.load import load_engine
-from looseleaf.prompt.options import require_policies, sampling_per_prompt
 from looseleaf.prompt.request import (
     Document,
     Message,
@@ -28,6 +27,8 @@ from looseleaf.prompt.request import (
     PromptParts,
     Request,
     SystemPrompt,
+    require_policies,
+    sampling_per_prompt,
     tokenized,
     with_policies,
 )

@@ -106,7 +106,7 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
         _compare_with_memory(folder, dtype)
     make_room(device)
     threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
-    weights = load_weights(folder, shape, dtype, device)
+    weights = load_weights(folder, shape, dtype, device, native=config.cpu_kernels != "torch")
     fingerprint = model_fingerprint(folder, whole=config.tiers.outlive)
     require_unchanged(folder, files)
     return LoadedModel(

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
+from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
 from looseleaf.models.layers import (
     DecoderWeights,
     LayerWeights,
@@ -22,7 +23,7 @@ from looseleaf.models.layers import (
     norm_heads,
     project_heads,
 )
-from looseleaf.models.linear import project
+from looseleaf.models.linear import look_up, project
 from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
 
@@ -40,6 +41,7 @@ class Decoder:
             for rope, scale in scales.items()
         }
         self._query_scales = [on_device[config.rope_of(n)] for n in range(config.num_layers)]
+        self._chain = LayerChain.create(config, weights)
         # branches are added to the stream without a norm or a multiplier
         self._plain = not config.post_norms and config.residual_multiplier == 1.0
         # Gemma rounds the root of the hidden size to the dtype; Granite's multipliers are exact
@@ -72,6 +74,9 @@ class Decoder:
         """
         stream = Stream(self._embed(tokens))
         last = len(self.weights.layers) - 1
+        if hook is None and self._chain is not None and len(tokens) <= MAX_ROWS:
+            stream = Stream(self._chained(self._chain, stream.total, attend, asked))
+            return apply_norm(stream, self.weights.final_norm, self.config)[0]
         for index, layer in enumerate(self.weights.layers):
             if hook is not None and (hooked is None or index in hooked):
                 stream = Stream(hook(index, stream.settled()))
@@ -102,7 +107,7 @@ class Decoder:
         return k, v
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        embedded = self.weights.embedding[tokens]
+        embedded = look_up(self.weights.embedding, tokens)
         if self._embedding_multiplier == 1.0:
             return embedded
         return embedded * self._embedding_multiplier
@@ -134,11 +139,32 @@ class Decoder:
             return add_projected(stream, inner, layer.down)
         return add_branch(stream, inner, layer.down, layer.down_norm, config)
 
+    def _chained(
+        self, chain: LayerChain, stream: Tensor, attend: Attend, last_rows: Tensor | None
+    ) -> Tensor:
+        """The stream after the last layer, with one call of products a layer."""
+        last, heads = len(self.weights.layers) - 1, None
+        for index in range(last + 1):
+            q, k, v = self._split_heads(
+                index, chain.heads(index, stream) if heads is None else heads
+            )
+            if index == last and last_rows is not None:
+                q, stream = q[last_rows], stream[last_rows]
+            attended = attend(index, q, k, v).flatten(1)
+            if not len(attended):
+                return stream
+            stream, heads = chain.branches(index, stream, attended, index < last)
+        return stream
+
     def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rows, config, layer = normed.shape[0], self.config, self.weights.layers[index]
         product = project_heads if normed.is_cuda else project
-        heads = product(normed, layer.qkv).view(rows, sum(self._head_counts), config.head_dim)
-        q, k, v = heads.split_with_sizes(self._head_counts, 1)
+        return self._split_heads(index, product(normed, self.weights.layers[index].qkv))
+
+    def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of fused ``heads``, normed and scaled."""
+        rows, config, layer = heads.shape[0], self.config, self.weights.layers[index]
+        fused = heads.view(rows, sum(self._head_counts), config.head_dim)
+        q, k, v = fused.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             if config.joint_qk_norm:
                 q, k = q.flatten(1), k.flatten(1)

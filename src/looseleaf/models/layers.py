@@ -17,8 +17,10 @@ from torch.nn import functional
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.linear import Projection, add_project, add_project_, project
+from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.gated_linear import gated_linear, serves
 from looseleaf.ops.dense.rms_norm import rms_norm
+from looseleaf.ops.dense.rms_norm.native import rms_norm_native
 from looseleaf.ops.dense.silu_mul import silu_mul
 from looseleaf.ops.dense.split_linear import num_parts, serves_whole, split_linear, whole_linear
 
@@ -35,10 +37,13 @@ _FEW_ROWS = 512
 
 
 class Norm(NamedTuple):
-    """Weight and, for layer norm, bias ``[features]``. A weight with an offset is always fp32."""
+    """Weight and, for layer norm, bias ``[features]``. A weight with an offset is always fp32.
+
+    ``native`` is whether the C kernel computes an RMS norm."""
 
     weight: Tensor
     bias: Tensor | None = None
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class LayerWeights:
     mlp_norm: Norm | None
     gate_up: Projection
     down: Projection
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
     output_norm: Norm | None = None
     down_norm: Norm | None = None
 
@@ -67,7 +72,7 @@ class LayerWeights:
 class DecoderWeights:
     """All tensors of a decoder, on one device, in one dtype; a tied head shares the embedding."""
 
-    embedding: Tensor
+    embedding: Tensor | QuantizedWeight
     layers: tuple[LayerWeights, ...]
     final_norm: Norm
     lm_head: Projection
@@ -123,14 +128,19 @@ def _summands(hidden: Tensor, projection: Projection) -> Tensor:
     """``hidden @ weight.T + bias``, split into parts if that is faster."""
     weight, bias = projection
     properties = torch.cuda.get_device_properties(hidden.device)
-    parts = num_parts(hidden, weight, properties.multi_processor_count) if bias is None else 0
+    if bias is not None or isinstance(weight, QuantizedWeight):
+        return project(hidden, projection)
+    parts = num_parts(hidden, weight, properties.multi_processor_count)
     return split_linear(hidden, weight, parts) if parts else project(hidden, projection)
 
 
 def project_heads(normed: Tensor, qkv: Projection) -> Tensor:
     """Queries, keys and values ``[rows, features]`` of an attention layer's normed input."""
-    if qkv.bias is None and serves_whole(normed, qkv.weight):
-        return whole_linear(normed, qkv.weight)
+    weight, bias = qkv
+    if isinstance(weight, QuantizedWeight) or bias is not None:
+        return project(normed, qkv)
+    if serves_whole(normed, weight):
+        return whole_linear(normed, weight)
     return project(normed, qkv)
 
 
@@ -146,6 +156,8 @@ def apply_norm(stream: Stream, norm: Norm | None, config: ModelConfig) -> tuple[
         stream = Stream(stream.settled())
     if norm is None:
         return stream.total, stream
+    if norm.native:
+        return rms_norm_native(stream.total, norm.weight, config.norm_eps), stream
     if config.norm == "rms" and not config.norm_offset:
         # calls are a large share of a small model's time on a CPU
         weight = norm.weight
@@ -157,6 +169,8 @@ def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
     """The norm of ``hidden``, which stays unchanged."""
     if config.norm == "rms" and hidden.is_cuda:
         return rms_norm(hidden, norm.weight, config.norm_eps).normed
+    if norm.native:
+        return rms_norm_native(hidden, norm.weight, config.norm_eps)
     shape = norm.weight.shape
     if config.norm_offset:
         # PyTorch warns if the dtypes of input and weight differ
@@ -167,18 +181,26 @@ def _normed(hidden: Tensor, norm: Norm, config: ModelConfig) -> Tensor:
     return functional.layer_norm(hidden, shape, norm.weight, norm.bias, config.norm_eps)
 
 
-def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The RMS norm over the last dim of queries or keys, computed in the dtype of ``weight``."""
+def norm_heads(heads: Tensor, norm: Norm, eps: float) -> Tensor:
+    """The RMS norm over the last dim of queries or keys, computed in the dtype of its weight."""
+    weight = norm.weight
+    if norm.native:
+        return rms_norm_native(heads, weight, eps)
     return torch.rms_norm(heads.to(weight.dtype), weight.shape, weight, eps).to(heads.dtype)
 
 
 def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:
     """The MLP's inner values ``[rows, intermediate_size]`` from its normed input."""
-    fuses = normed.is_cuda and config.gated_mlp and config.activation == "silu"
-    if fuses and gate_up.bias is None and serves(normed, gate_up.weight):
-        return gated_linear(normed, gate_up.weight)
+    fuses = config.gated_mlp and config.activation == "silu"
+    weight = gate_up.weight
+    if fuses and gate_up.bias is None:
+        if isinstance(weight, QuantizedWeight):
+            if weight.can_gate:
+                return weight.gate(normed)
+        elif normed.is_cuda and serves(normed, weight):
+            return gated_linear(normed, weight)
     hidden = project(normed, gate_up)
-    if fuses:
+    if fuses and normed.is_cuda:
         return silu_mul(hidden)
     activate = _ACTIVATIONS[config.activation]
     if not config.gated_mlp:

@@ -1,4 +1,4 @@
-"""The matrix product of a decoder, with a packed layout of its matrix on x86 CPUs.
+"""The matrix product of a decoder: plain, quantized, or in a packed layout on x86 CPUs.
 
 oneDNN multiplies up to three times faster by a matrix in its own layout. So matrices are packed
 when they are loaded.
@@ -14,20 +14,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from looseleaf.models.quantized import QuantizedWeight
+
 # up to this number of rows no row is padded
 _FEW_ROWS = 8
 
 
 class Projection(NamedTuple):
-    """A linear map: ``weight [out_features, in_features]``, plain or packed, and a bias or None."""
+    """A linear map: ``weight [out_features, in_features]`` and a bias or None.
 
-    weight: Tensor
+    A tensor is plain or packed. The bias of a quantized weight is fp32."""
+
+    weight: Tensor | QuantizedWeight
     bias: Tensor | None = None
 
 
 def project(hidden: Tensor, projection: Projection) -> Tensor:
     """``hidden @ weight.T + bias``."""
     weight, bias = projection
+    if isinstance(weight, QuantizedWeight):
+        return weight.multiply(hidden, bias)
     if not weight.is_mkldnn:
         return functional.linear(hidden, weight, bias)
     # len() is slower, and a step calls this a hundred times
@@ -40,6 +46,8 @@ def project(hidden: Tensor, projection: Projection) -> Tensor:
 def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
     """``residual + hidden @ weight.T + bias``, with the sum inside the product."""
     weight, bias = projection
+    if isinstance(weight, QuantizedWeight):
+        return weight.multiply(hidden, bias, residual)
     if not weight.is_mkldnn:
         summed = torch.addmm(residual, hidden, weight.t())
         return summed if bias is None else summed.add_(bias)
@@ -51,8 +59,10 @@ def add_project(residual: Tensor, hidden: Tensor, projection: Projection) -> Ten
 
 
 def add_project_(residual: Tensor, hidden: Tensor, projection: Projection) -> Tensor:
-    """As `add_project` for plain matrices; overwrites ``residual``."""
+    """As `add_project`; overwrites ``residual`` if the matrix is plain."""
     weight, bias = projection
+    if isinstance(weight, QuantizedWeight):
+        return weight.multiply(hidden, bias, residual)
     residual.addmm_(hidden, weight.t())
     return residual if bias is None else residual.add_(bias)
 
@@ -68,16 +78,23 @@ def _pad(hidden: Tensor) -> Tensor:
     return functional.pad(hidden, (0, 0, 0, missing)) if missing else hidden
 
 
+def look_up(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor:
+    """Rows of ``weight`` by number."""
+    return weight.rows(rows) if isinstance(weight, QuantizedWeight) else weight[rows]
+
+
 def pack(projection: Projection) -> Projection:
     """``projection`` with a packed copy of its matrix if `can_pack`, else unchanged."""
     weight = projection.weight
-    if not can_pack(weight.dtype, weight.device):
+    if isinstance(weight, QuantizedWeight) or not can_pack(weight.dtype, weight.device):
         return projection
     return Projection(torch.ops.mkldnn._reorder_linear_weight(weight), projection.bias)
 
 
-def unpack(weight: Tensor) -> Tensor:
-    """``weight`` in the plain layout."""
+def unpack(weight: Tensor | QuantizedWeight) -> Tensor:
+    """``weight`` in the plain layout, dequantized."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.dequantize()
     return weight.to_dense() if weight.is_mkldnn else weight
 
 

@@ -1,7 +1,7 @@
 """Selects the implementation of an operator from the caller's name or the device.
 
 ``reference`` follows the equation and runs on any device. ``triton`` is the GPU kernel. ``native``
-is C code, which only work-list attention has. ``cpu`` is the default on a CPU: the operator's CPU
+is C code, which some operators have. ``cpu`` is the default on a CPU: the operator's CPU
 path, or its reference."""
 
 import os

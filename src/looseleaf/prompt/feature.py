@@ -4,9 +4,9 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.index.host.attend import HostedRead
 from looseleaf.prompt.placements import TextRun
 from looseleaf.types import Attend
 

@@ -1,15 +1,13 @@
 """RetroAttention: past rows of an output are recomputed and read the newest row's pages.
 
-`window` has the rows of a step and their final pages, `seen` the pages that each row has read,
-`states` the cached outputs. `policy` combines them with a page-choosing policy. `exposure` measures
-the gain over a budget, `adaptive` limits the window of a batch. README.md has the equation."""
+`window` has the rows of a step, their final pages and the limit of an adaptive window, `seen` the
+pages that each row has read and the gain over a budget, `states` the cached outputs. `policy`
+combines them with a page-choosing policy. README.md has the equation."""
 
-from looseleaf.retro.adaptive import free_rows, window_for
-from looseleaf.retro.exposure import Exposure, exposure_ratios
 from looseleaf.retro.policy import Revising
-from looseleaf.retro.seen import mark_read, unseen
+from looseleaf.retro.seen import Exposure, exposure_ratios, mark_read, unseen
 from looseleaf.retro.states import RevisionStates, StateShape
-from looseleaf.retro.window import Window
+from looseleaf.retro.window import Window, free_rows, window_for
 
 __all__ = [
     "Exposure",

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from looseleaf.attention.host.window import HostedWindow, WindowRow, WindowShape
 from looseleaf.attention.plan.groups import DecodeRow
+from looseleaf.index.host.window import HostedWindow, WindowRow, WindowShape
 from looseleaf.retro.revision import Revision
 
 

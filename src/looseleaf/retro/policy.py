@@ -18,14 +18,13 @@ from looseleaf.attention.select.policy import (
     Candidates,
     Choice,
     PagePolicy,
-    RevisedRow,
     SelectingRow,
     Worth,
 )
 from looseleaf.config import Local
 from looseleaf.kv.summaries import Summary
 from looseleaf.retro.seen import mark_read, unseen
-from looseleaf.retro.states import RevisionStates
+from looseleaf.retro.states import RevisionStates, revised
 from looseleaf.types import AttnState
 
 
@@ -75,7 +74,7 @@ class Revising(PagePolicy):
 
     def num_leading(self, rows: Sequence[SelectingRow]) -> int:
         """The number of newest rows."""
-        return sum(_revised(row).age == 0 for row in rows)
+        return sum(revised(row).age == 0 for row in rows)
 
     def limit(self, num_candidates: int, num_other: int) -> int:
         """The base's; taken-over pages come on top of it."""
@@ -134,7 +133,7 @@ class Revising(PagePolicy):
 
 
 def _read_step(candidates: Candidates) -> _Step:
-    rows = [_revised(row) for row in candidates.rows]
+    rows = [revised(row) for row in candidates.rows]
     newest = {row.slot: index for index, row in enumerate(rows) if row.age == 0}
     assert list(newest.values()) == list(range(len(newest))), "the newest rows come first"
     device = candidates.row_positions.device
@@ -155,11 +154,6 @@ def _read_step(candidates: Candidates) -> _Step:
         on_device([row.place for row in rows]),
         taken_over.to(device),
     )
-
-
-def _revised(row: SelectingRow) -> RevisedRow:
-    assert row.state is not None, "a row under revision has a state"
-    return row.state
 
 
 def _with_taken_over(

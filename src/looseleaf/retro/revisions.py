@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from looseleaf.attention.host.window import WindowShape
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.attention.select.policy import PagePolicy, RevisedRow, SelectingRow
 from looseleaf.config import Local, Revise
 from looseleaf.errors import InvalidOption, InvalidRequest, NativeUnavailable
+from looseleaf.index.host.window import WindowShape
 from looseleaf.models import Decoder
 from looseleaf.ops.native.c_compiler import find_compiler
 from looseleaf.retro import Exposure, Revising, RevisionStates, StateShape, free_rows

@@ -5,12 +5,19 @@ has read. The row at position ``p`` uses index ``p % window``, so nothing moves 
 leave. States are fp32, since many merges would round in fewer bits. The size depends on the window,
 not on an output's length; only the registers have a byte a page."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from looseleaf.attention.plan.lists import IntArray
+from looseleaf.attention.select.policy import RevisedRow, SelectingRow
+from looseleaf.attention.select.worklist_fill import power_of_two
+from looseleaf.ops.merge_states import KeptStates
+from looseleaf.ops.select_pages import SeenPages
 from looseleaf.types import AttnState
 
 
@@ -88,6 +95,73 @@ class RevisionStates:
     ) -> None:
         """Store the states of rows for the next step."""
         self.out[layer, slots, indices], self.lse[layer, slots, indices] = out.float(), lse.float()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Identity of the tensors; growth replaces them."""
+        tensors = self.registers, self.booked, self.out, self.lse
+        return tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
+
+    def newly_sealed(self, rows: Sequence[SelectingRow]) -> list[int]:
+        """The candidates that past rows take over, for each row."""
+        return [revised(row).newly_sealed for row in rows]
+
+    def by_output(self, rows: Sequence[SelectingRow], indices: Sequence[int]) -> IntArray:
+        """The step row ``[outputs, width]`` of each output and age, -1 for none.
+
+        The width is a power of two, at most the window, because each width has its own graphs."""
+        states = [revised(row) for row in rows]
+        order = {row.slot: n for n, row in enumerate(row for row in states if row.age == 0)}
+        width = min(self.window, power_of_two(1 + max(row.age for row in states)))
+        table = np.full((len(order), width), -1, np.int32)
+        for index, row in zip(indices, states, strict=True):
+            table[order[row.slot], row.age] = index
+        return table
+
+    def numbers(
+        self,
+        rows: Sequence[SelectingRow],
+        indices: Sequence[int],
+        chosen_from: IntArray,
+        *,
+        outputs: int,
+        num_rows: int,
+    ) -> dict[str, IntArray]:
+        """The arrays of `of_layer` and `seen`. Rows that choose nothing keep nothing."""
+        states = [revised(row) for row in rows]
+        slot, newly_sealed = np.zeros((2, outputs), np.int32)
+        kept_at, fresh = np.full(num_rows, -1, np.int32), np.zeros(num_rows, np.int32)
+        newest = [row for row in states if row.age == 0]
+        slot[: len(newest)] = [row.slot for row in newest]
+        newly_sealed[: len(newest)] = [row.newly_sealed for row in newest]
+        for index, row in zip(indices, states, strict=True):
+            kept_at[index] = row.slot * self.window + row.place
+            fresh[index] = row.age == 0
+        first = np.zeros(num_rows, np.int32)
+        first[: len(chosen_from)] = chosen_from
+        return {
+            "slot": slot,
+            "newly_sealed": newly_sealed,
+            "kept_from": first,
+            "kept_at": kept_at,
+            "kept_fresh": fresh,
+        }
+
+    def of_layer(self, layer: int, arrays: Mapping[str, Tensor]) -> KeptStates:
+        """The states that the merge of ``layer`` continues and keeps."""
+        out, lse = self.out[layer].flatten(0, 1), self.lse[layer].flatten(0, 1)
+        return KeptStates(out, lse, arrays["kept_at"], arrays["kept_from"], arrays["kept_fresh"])
+
+    def seen(self, layer: int, arrays: Mapping[str, Tensor], page_seen: Tensor) -> SeenPages:
+        """The seen-sets of ``layer``; ``page_seen`` receives those of the chosen pages."""
+        registers, booked = self.registers[layer], self.booked[layer]
+        return SeenPages(registers, booked, arrays["slot"], arrays["newly_sealed"], page_seen)
+
+
+def revised(row: SelectingRow) -> RevisedRow:
+    """The state of a row under revision."""
+    assert row.state is not None, "a row under revision has a state"
+    return row.state
 
 
 def _grown(tensor: Tensor, dim: int, more: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The address of a server: whether it is free, and sockets at it."""
+"""The address of a server: whether it is free, sockets at it, and its fields in the log."""
 
 import socket
 import sys
@@ -32,6 +32,16 @@ def shared_socket(host: str, port: int) -> socket.socket:
 def can_share() -> bool:
     """Whether the kernel distributes connections over processes."""
     return sys.platform == "linux"
+
+
+def address_fields(
+    host: str, port: int, threads: str | None, *, encrypted: bool = False
+) -> dict[str, str]:
+    """The URL of a server that accepts connections, and its CPU threads, if known."""
+    scheme = "https" if encrypted else "http"
+    shown = f"[{host}]" if ":" in host else host
+    fields = {} if threads is None else {"threads": threads}
+    return {"url": f"{scheme}://{shown}:{port}/", **fields}
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from types import FrameType
 
 import uvicorn
 
-from looseleaf.server.address import address_fields
 from looseleaf.server.app import make_app
 from looseleaf.server.logs import forward_logging
 from looseleaf.server.open_connections import (
@@ -19,6 +18,7 @@ from looseleaf.server.open_connections import (
     connection_capacity,
     raise_descriptor_limit,
 )
+from looseleaf.server.ports import address_fields
 from looseleaf.server.service import STEP_PATIENCE, Service
 from looseleaf.server.stalled import Connection
 

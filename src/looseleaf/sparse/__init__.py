@@ -1,4 +1,4 @@
-"""Policies that choose the pages that a decode row reads, or evict keys: one file each.
+"""Policies that choose the pages that a decode row reads, one file each, or evict keys.
 
 A *scorer* rates each candidate page for each query head of a row. `SparsePolicy` adds budgets and
 mandatory pages. README.md in this folder is the contract between a policy and a step."""

@@ -16,9 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedRead
-from looseleaf.attention.host.gpu import HostedDevice
-from looseleaf.attention.host.window import HostedWindow, WindowRow, WindowShape
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, ModelConfig
 from looseleaf.config.index import IndexKeys, IndexKind
@@ -27,6 +24,9 @@ from looseleaf.engine.runner.step_sampler import Arrival
 from looseleaf.errors import InvalidOption
 from looseleaf.graphs.rows import RowInputs
 from looseleaf.index import Heads
+from looseleaf.index.host.attend import HostedRead
+from looseleaf.index.host.gpu import HostedDevice
+from looseleaf.index.host.window import HostedWindow, WindowRow, WindowShape
 from looseleaf.models import Decoder
 from looseleaf.models.layers import DecoderWeights
 from looseleaf.ops.native.host_memory import host_zeros

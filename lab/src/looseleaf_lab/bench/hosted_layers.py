@@ -26,7 +26,7 @@ from looseleaf.index import (
     search_each,
 )
 from looseleaf.index.choosing import recall_of
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.ops.native.host_memory import host_zeros
 from looseleaf.ops.nearest_keys import NearestKeys, nearest_keys

@@ -12,6 +12,9 @@ from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
+from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.rms_norm.native import has_native_norm
+from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
     "llama-3.1-8b": ModelConfig(
@@ -34,6 +37,21 @@ MODEL_SHAPES = {
         ),
         max_position_embeddings=131_072,
         norm_eps=1e-5,
+        torch_dtype="bfloat16",
+    ),
+    "smollm2-135m": ModelConfig(
+        family="llama",
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_qo_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        rope=RopeConfig(head_dim=64, rotary_dim=64, theta=100_000.0),
+        max_position_embeddings=8192,
+        norm_eps=1e-5,
+        tie_word_embeddings=True,
         torch_dtype="bfloat16",
     ),
     # the reference model's shape, with a longer context
@@ -99,8 +117,12 @@ def random_engine(
     return make_engine(loaded, config)
 
 
-def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Normal weights with outputs of order 1; norms have weight 1. No biases."""
+def random_weights(
+    model: ModelConfig, dtype: torch.dtype, device: torch.device, blocks: str | None = None
+) -> DecoderWeights:
+    """Normal weights with outputs of order 1; norms have weight 1. No biases.
+
+    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, inner = model.hidden_size, model.intermediate_size
     q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -109,10 +131,17 @@ def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
         return weight.normal_(0.0, columns**-0.5, generator=generator)
 
+    def random_quantized(rows: int, columns: int) -> QuantizedWeight:
+        assert blocks is not None
+        return QuantizedWeight.create([normal_blocks(blocks, rows, columns)], dtype)
+
     def norm() -> Norm:
-        return Norm(torch.ones(hidden, dtype=dtype, device=device))
+        ones = torch.ones(hidden, dtype=dtype, device=device)
+        return Norm(ones, native=has_native_norm(dtype, device))
 
     def projection(rows: int, columns: int) -> Projection:
+        if blocks is not None:
+            return Projection(random_quantized(rows, columns))
         return pack(Projection(random_weight(rows, columns)))
 
     layers = tuple(
@@ -127,4 +156,6 @@ def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device)
         for _ in range(model.num_layers)
     )
     head = projection(model.vocab_size, hidden)
+    if isinstance(head.weight, QuantizedWeight):
+        return DecoderWeights(head.weight, layers, norm(), head)
     return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)

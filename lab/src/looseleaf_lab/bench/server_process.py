@@ -77,8 +77,10 @@ class ServerProcess:
         self._scratch.cleanup()
 
     def memory(self) -> int:
-        """Resident bytes of the server."""
-        return int(psutil.Process(self._process.pid).memory_info().rss)
+        """Resident bytes of the server's processes."""
+        parent = psutil.Process(self._process.pid)
+        processes = [parent, *parent.children(recursive=True)]
+        return sum(int(process.memory_info().rss) for process in processes)
 
     def settled_pages(self, seconds: float = 30.0) -> dict[str, float]:
         """Pages by state when the server is idle, and the number of ``lost`` pages, which are in

@@ -14,7 +14,7 @@ from torch.nn import functional
 from looseleaf.config import ModelConfig
 from looseleaf.llm.load import LoadedModel
 from looseleaf.models.layers import LayerWeights, Norm
-from looseleaf.models.linear import Projection, unpack
+from looseleaf.models.linear import Projection, look_up, unpack
 from looseleaf.prompt.request import DocumentPart, PromptParts
 from looseleaf.rope import rope_frequencies
 from looseleaf.types import AttnState
@@ -187,7 +187,7 @@ class Definition:
         multiplier = torch.tensor(
             self.shape.embedding_multiplier, dtype=self.weights.embedding.dtype
         )
-        return self.weights.embedding[ids].to(dtype) * multiplier.item()
+        return look_up(self.weights.embedding, ids).to(dtype) * multiplier.item()
 
     def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
         normed = x if norm is None else self._norm(x, norm)
@@ -226,7 +226,7 @@ class Definition:
         q, k, v = heads.split_with_sizes(counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             flat = (x.flatten(1) if shape.joint_qk_norm else x for x in (q, k))
-            norms = Norm(layer.q_norm), Norm(layer.k_norm)
+            norms = layer.q_norm, layer.k_norm
             q, k = (
                 self._norm(x, norm).view(len(normed), -1, shape.head_dim)
                 for x, norm in zip(flat, norms, strict=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from looseleaf.attention.host.attend import HostedCounters
 from looseleaf.config import IndexConfig, IndexKind, LayerBudgets, Revise, Select, SelectPolicy
 from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.index.host.attend import HostedCounters
 from looseleaf.llm.llm import LLM
 from looseleaf.prompt.request import Document, DocumentContext, Message, Part
 from looseleaf.sampling_params import Grammar, SamplingParams

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from looseleaf.attention.host.attend import HostedRead
 from looseleaf.attention.plan.groups import DecodeRow, Positions, ReadSpan
 from looseleaf.attention.plan.host_spans import HostSpans
 from looseleaf.attention.plan.lists import (
@@ -20,6 +19,7 @@ from looseleaf.attention.plan.lists import (
     joined_masks,
     send,
 )
+from looseleaf.index.host.attend import HostedRead
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UnitCosts, span_units
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from looseleaf.attention.host.attend import HostedRead
-from looseleaf.attention.host.window import WindowRow
+from looseleaf.index.host.attend import HostedRead
+from looseleaf.index.host.window import WindowRow
 
 Bitmap = npt.NDArray[np.int32]
 """One bit a frame position, 32 to a word; a set bit hides the key at that position."""

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from looseleaf.attention.host.attend import merge_all
 from looseleaf.attention.select.policy import Candidates, Choice, PagePolicy
+from looseleaf.index.host.attend import merge_all
 from looseleaf.types import AttnState
 
 

@@ -17,7 +17,7 @@ from looseleaf.attention.plan.lists import HostWork, IntArray, int32
 from looseleaf.attention.select.attend_pages import SelectedRows
 from looseleaf.attention.select.candidates import CandidateTable, RowCandidates, TableArrays
 from looseleaf.attention.select.layer_reads import LayerReads, StepReads
-from looseleaf.attention.select.policy import Candidates, KeptOutputs, RevisedRow
+from looseleaf.attention.select.policy import KeptOutputs
 from looseleaf.attention.select.worklist_fill import ChosenShape, may_join, power_of_two, with_room
 from looseleaf.attention.select.worklist_scores import Scored
 from looseleaf.ops.dispatch import Implementation
@@ -50,11 +50,7 @@ class HostChoice:
     @property
     def key(self) -> tuple[object, ...]:
         """Identity of a layer's launches, apart from numbers in fixed-size buffers."""
-        kept: tuple[object, ...] = ()
-        if self.kept is not None:
-            # enlarged registers and states are other tensors
-            tensors = self.kept.registers, self.kept.booked, self.kept.out, self.kept.lse
-            kept = tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
+        kept = () if self.kept is None else self.kept.key
         return (self.shape, self.how.sink, id(self.how.summaries), self.how.worth, *kept)
 
     @property
@@ -95,7 +91,7 @@ def _count(rows: SelectedRows, layers: Sequence[int]) -> None:
     if not policy.counts_on_device:
         pages[: len(limits)] = limits
     if policy.kept is not None:
-        new = [row.newly_sealed for row in _windows(candidates)[: len(limits)]]
+        new = policy.kept.newly_sealed(candidates.rows)[: len(limits)]
         pages[: len(limits)] += len(layers) * np.array(new, np.int64)
     worth, kv = policy.worth, candidates.pool.kv
     looked = 0 if worth is None else worth.looked(candidates.pool.page_size, kv.shape[5])
@@ -114,8 +110,8 @@ def choose_in(
     sink, recent = policy.listed_budget
     rows, kept, newly_sealed = int32(selected.indices)[:, None], policy.kept, 0
     if kept is not None:
-        rows = _by_output(selected, kept.window)
-        newly_sealed = max(row.newly_sealed for row in _windows(candidates))
+        rows = kept.by_output(candidates.rows, selected.indices)
+        newly_sealed = max(kept.newly_sealed(candidates.rows))
     host = candidates.leading.host
     outputs = power_of_two(len(rows)) if padded else len(rows)
     room = -(-(int(host.limits.max()) + newly_sealed) // _ROOM_STEP) * _ROOM_STEP
@@ -140,27 +136,12 @@ def choose_in(
     work, chosen_from = with_room(work, rows, shape, joined=joined)
     if kept is not None:
         kept.make_room(shape.most)
-        sizes = outputs, kept.window, num_rows
-        numbers |= _window_numbers(candidates, selected.indices, chosen_from, sizes)
+        numbers |= kept.numbers(
+            candidates.rows, selected.indices, chosen_from, outputs=outputs, num_rows=num_rows
+        )
     uncounted = selected if policy.counts_on_device else None
     how = Scored.of(policy, candidates, sink)
     return work, HostChoice(shape, how, candidates.leading, numbers, kept, uncounted)
-
-
-def _windows(candidates: Candidates) -> list[RevisedRow]:
-    return [row.state for row in candidates.rows if row.state is not None]
-
-
-def _by_output(selected: SelectedRows, window: int) -> IntArray:
-    """Step row of each output and age, -1 for none."""
-    windows = _windows(selected.candidates)
-    order = {row.slot: n for n, row in enumerate(row for row in windows if row.age == 0)}
-    # each width has its own graphs
-    width = min(window, power_of_two(1 + max(row.age for row in windows)))
-    rows = np.full((len(order), width), -1, np.int32)
-    for index, row in zip(selected.indices, windows, strict=True):
-        rows[order[row.slot], row.age] = index
-    return rows
 
 
 def _numbers(host: TableArrays, shape: ChosenShape, recent: int) -> dict[str, IntArray]:
@@ -195,35 +176,6 @@ def _of_layers(values: IntArray, outputs: int) -> IntArray:
     table = np.zeros((len(values), width), np.int32)
     table[:, : values.shape[1]] = values
     return table
-
-
-def _window_numbers(
-    candidates: Candidates,
-    indices: Sequence[int],
-    chosen_from: IntArray,
-    sizes: tuple[int, int, int],
-) -> dict[str, IntArray]:
-    """The small arrays of `SeenPages` and `KeptStates`; ``sizes`` are outputs, window and rows.
-    Rows that choose nothing keep nothing."""
-    windows = _windows(candidates)
-    outputs, width, num_rows = sizes
-    slot, newly_sealed = np.zeros((2, outputs), np.int32)
-    kept_at, fresh = np.full(num_rows, -1, np.int32), np.zeros(num_rows, np.int32)
-    newest = [row for row in windows if row.age == 0]
-    slot[: len(newest)] = [row.slot for row in newest]
-    newly_sealed[: len(newest)] = [row.newly_sealed for row in newest]
-    for index, row in zip(indices, windows, strict=True):
-        kept_at[index] = row.slot * width + row.place
-        fresh[index] = row.age == 0
-    first = np.zeros(num_rows, np.int32)
-    first[: len(chosen_from)] = chosen_from
-    return {
-        "slot": slot,
-        "newly_sealed": newly_sealed,
-        "kept_from": first,
-        "kept_at": kept_at,
-        "kept_fresh": fresh,
-    }
 
 
 class ChoiceBuffer:
@@ -319,21 +271,9 @@ class DeviceChoice:
 
     def kept(self, layer: int) -> KeptStates | None:
         """The states that the merge of ``layer`` continues and keeps."""
-        states, windows = self.states, self.buffer.windows
-        if states is None:
-            return None
-        return KeptStates(
-            states.out[layer].flatten(0, 1),
-            states.lse[layer].flatten(0, 1),
-            windows["kept_at"],
-            windows["kept_from"],
-            windows["kept_fresh"],
-        )
+        return None if self.states is None else self.states.of_layer(layer, self.buffer.windows)
 
     def _seen(self, layer: int) -> SeenPages | None:
-        states, windows = self.states, self.buffer.windows
-        if states is None:
+        if self.states is None:
             return None
-        registers, booked = states.registers[layer], states.booked[layer]
-        newly_sealed = windows["newly_sealed"]
-        return SeenPages(registers, booked, windows["slot"], newly_sealed, self.buffer.seen)
+        return self.states.seen(layer, self.buffer.windows, self.buffer.seen)

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import HostedAttention, HostedRead
-from looseleaf.attention.host.cpu_windows import HostedWindows, WindowedRows
 from looseleaf.attention.plan.groups import DecodeRow, Entry, Groups, Item
 from looseleaf.attention.plan.lists import PageArray
 from looseleaf.attention.select.attend_pages import SelectedRows
@@ -28,6 +26,8 @@ from looseleaf.attention.select.policy import (
     page_key_counts,
     row_candidates,
 )
+from looseleaf.index.host.attend import HostedAttention, HostedRead
+from looseleaf.index.host.cpu_windows import HostedWindows, WindowedRows
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries
 from looseleaf.types import AttnState, Rotation, ScoreRule

@@ -6,7 +6,7 @@ are always read. A policy may also compute a state over part of the keys, which 
 may receive the merged state.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -22,7 +22,9 @@ from looseleaf.attention.plan.lists import IntArray, PageArray, int32
 from looseleaf.attention.select.candidates import CandidateTable, RowCandidates
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries, Summary
+from looseleaf.ops.merge_states import KeptStates
 from looseleaf.ops.rotate import rotate
+from looseleaf.ops.select_pages import SeenPages
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
@@ -69,17 +71,47 @@ class Worth(Protocol):
 
 @runtime_checkable
 class KeptOutputs(Protocol):
-    """State of revised outputs between steps: see `RevisionStates`. An output has at most
-    ``window`` rows in a step."""
+    """State of revised outputs between steps, as a device list reads it: see `RevisionStates`.
 
-    window: int
-    registers: Tensor
-    booked: Tensor
-    out: Tensor
-    lse: Tensor
+    ``rows`` are the rows of a policy in one step, the newest of each output first."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Identity of the tensors; growth replaces them."""
+        ...
 
     def make_room(self, num_pages: int) -> None:
-        """Enlarge the registers to ``num_pages`` pages of an output."""
+        """Make room for ``num_pages`` pages of an output."""
+        ...
+
+    def newly_sealed(self, rows: Sequence["SelectingRow"]) -> list[int]:
+        """The candidates that past rows take over, for each row."""
+        ...
+
+    def by_output(self, rows: Sequence["SelectingRow"], indices: Sequence[int]) -> IntArray:
+        """The step row ``[outputs, window]`` of each output and age, -1 for none; ``indices`` are
+        the step rows of ``rows``."""
+        ...
+
+    def numbers(
+        self,
+        rows: Sequence["SelectingRow"],
+        indices: Sequence[int],
+        chosen_from: IntArray,
+        *,
+        outputs: int,
+        num_rows: int,
+    ) -> dict[str, IntArray]:
+        """The arrays of `of_layer` and `seen`, for ``outputs`` outputs and ``num_rows`` step rows.
+        ``chosen_from`` is the first chosen state of each step row."""
+        ...
+
+    def of_layer(self, layer: int, arrays: Mapping[str, Tensor]) -> KeptStates:
+        """The states that the merge of ``layer`` continues and keeps."""
+        ...
+
+    def seen(self, layer: int, arrays: Mapping[str, Tensor], page_seen: Tensor) -> SeenPages:
+        """The seen-sets of ``layer``; ``page_seen`` receives those of the chosen pages."""
         ...
 
 

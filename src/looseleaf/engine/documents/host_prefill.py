@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.attention.host.attend import attend_segment, merge_all
 from looseleaf.config import IndexConfig, ModelConfig
 from looseleaf.engine.runner.runner import OnProgress
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.attend import attend_segment, merge_all
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.models import Decoder
 from looseleaf.ops.rotate import rotate
 from looseleaf.types import Rotation, ScoreRule

@@ -10,7 +10,7 @@ from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.host_prefill import LEARNING, HostingJob
 from looseleaf.errors import LooseleafError
 from looseleaf.index import SegmentIndex
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.tiers import DiskTier, Record, TierFault
 from looseleaf.tiers.stores.files import dtype_name

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from looseleaf.attention.host.attend import HostedCounters
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig
 from looseleaf.engine.background import Enlist
@@ -22,7 +21,8 @@ from looseleaf.engine.runner.runner import OnProgress, Runner
 from looseleaf.engine.sequence import Sequence
 from looseleaf.errors import InvalidRequest
 from looseleaf.index import Heads, build_segment
-from looseleaf.kv.hosted import HostedSegment
+from looseleaf.index.host.attend import HostedCounters
+from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
 from looseleaf.prompt.request import PromptParts, Request

@@ -3,10 +3,10 @@
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-from looseleaf.attention.host.attend import HostedCounters
 from looseleaf.attention.plan.groups import Groups
 from looseleaf.attention.plan.planner import PlanCounters
 from looseleaf.engine.reports.outputs import ReuseReport
+from looseleaf.index.host.attend import HostedCounters
 from looseleaf.kv.store import PageCounts
 from looseleaf.tiers import TierState
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from looseleaf.attention.plan.groups import DecodeRow, Groups
 from looseleaf.attention.select.attend_pages import SelectedRows
 from looseleaf.attention.select.policy import PagePolicy, policy_of
-from looseleaf.blend.fusion import Fusion
 from looseleaf.engine.scheduler import Chunk, StepWork
 from looseleaf.graphs import prefill as pass_graphs
 from looseleaf.graphs.decode import MAX_ROWS
@@ -24,8 +23,8 @@ def parted(work: StepWork) -> tuple[StepWork, StepWork] | None:
 
     Returns None if either part has no rows or too many rows to replay. The passes run second,
     because they may read documents that the first part computes."""
-    passes = [chunk for chunk in work.chunks if isinstance(chunk.target, Fusion)]
-    plain = [chunk for chunk in work.chunks if not isinstance(chunk.target, Fusion)]
+    passes = [chunk for chunk in work.chunks if chunk.fusion]
+    plain = [chunk for chunk in work.chunks if not chunk.fusion]
     if not passes or not work.decode:
         return None
     if len(work.decode) + _num_rows(plain) > MAX_ROWS or _num_rows(passes) > pass_graphs.MAX_ROWS:
@@ -39,7 +38,7 @@ def parted(work: StepWork) -> tuple[StepWork, StepWork] | None:
 def logit_rows(work: StepWork) -> list[int]:
     """The row of each logit of ``work`` in the concatenated logits of its two parts."""
     ending = [chunk for chunk in work.chunks if chunk.ends_prompt]
-    in_pass = [isinstance(chunk.target, Fusion) for chunk in ending]
+    in_pass = [chunk.fusion is not None for chunk in ending]
     num_decode, num_rest = len(work.decode), len(work.decode) + in_pass.count(False)
     rows, rest, blended = list(range(num_decode)), num_decode, num_rest
     for is_pass in in_pass:
@@ -105,4 +104,4 @@ def join_reads(
 
 
 def _num_rows(chunks: Rows[Chunk]) -> int:
-    return sum(chunk.stop - chunk.start for chunk in chunks)
+    return sum(chunk.num_rows for chunk in chunks)

@@ -19,6 +19,7 @@ from looseleaf.attention.plan.cost_model import CostModel
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
+from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.token_scoring import TokenScoring
 from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from looseleaf.engine.runner.microbatches import (
@@ -35,9 +36,8 @@ from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidOption
 from looseleaf.graphs.decode import StepGraphs
-from looseleaf.graphs.late_rows import enter_late
-from looseleaf.graphs.layerwise import LayerwiseWait
-from looseleaf.graphs.prefill import MAX_ROWS, PassGraphs
+from looseleaf.graphs.layerwise import LayerwiseWait, enter_late
+from looseleaf.graphs.prefill import MAX_ROWS
 from looseleaf.graphs.rows import arrived_tokens, to_device
 from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.pool import PagePool
@@ -67,7 +67,7 @@ class Runner:
     pool: PagePool
     attention: PagedAttention
     graphs: StepGraphs | None = None
-    passes: PassGraphs | None = None
+    passes: ScoringGraphs | None = None
     runs_ahead: bool = False
     compute_time: ComputeTime | None = None
 
@@ -113,7 +113,7 @@ class Runner:
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
             graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
             # a padded pass may round differently
-            passes = None if attention.batch_invariant else PassGraphs(model, attention)
+            passes = None if attention.batch_invariant else ScoringGraphs(model, attention)
         observes = config.tiers.any or config.scheduler.step_ms is not None
         compute_time = ComputeTime() if observes else None
         return cls(
@@ -176,7 +176,7 @@ class Runner:
         if not work.decode and not work.chunks:
             device = self.model.device
             return StepResult.of_chunks(torch.empty(0, self.model.config.vocab_size, device=device))
-        new_rows = sum(chunk.stop - chunk.start for chunk in work.chunks) if work.chunks else 0
+        new_rows = sum(chunk.num_rows for chunk in work.chunks) if work.chunks else 0
         outputs = [sequence.decode_rows(len(work.decode), new_rows) for sequence in work.decode]
         if self.graphs is not None and any(sequence.features for sequence in work.decode):
             microbatches = microbatches_of(outputs)

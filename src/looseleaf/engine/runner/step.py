@@ -17,8 +17,7 @@ from looseleaf.blend.fusion import Fusion
 from looseleaf.engine.scheduler import Chunk, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.tiering.compute_time import ComputeTime, count_read, passes_over
-from looseleaf.graphs.late_rows import LateRows
-from looseleaf.graphs.layerwise import LayerwiseWait
+from looseleaf.graphs.layerwise import LateRows, LayerwiseWait
 from looseleaf.graphs.rows import RowInputs, join_tables
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
@@ -63,11 +62,8 @@ def prepare_step(work: StepWork, outputs: Rows[Rows[DecodeRow]], page_size: int)
     if not chunks:
         return Step(work, decode, chunks, rows, features)
     awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
-    targets = [(c.target, c.start) for c in work.chunks]
-    fusions = [target for target, start in targets if isinstance(target, Fusion) and start == 0]
-    late_rows = list[LateRows]()
-    if any(isinstance(target, Fusion) for target, _ in targets):
-        late_rows = find_late_rows(work.chunks, len(decode))
+    fusions = [chunk.fusion for chunk in work.chunks if chunk.fusion and chunk.start == 0]
+    late_rows = list(_late_rows(work.chunks, len(decode)))
     return Step(work, decode, chunks, rows, features, fusions, late_rows, awaited)
 
 
@@ -124,25 +120,19 @@ def _logit_rows(work: StepWork, row: int) -> Iterator[int]:
     """The logit rows of the step; ``row`` is the first row of the chunks."""
     yield from range(len(work.decode))
     for chunk in work.chunks:
-        row += chunk.stop - chunk.start
+        row += chunk.num_rows
         if chunk.ends_prompt:
             yield row - 1
 
 
-def find_late_rows(chunks: Iterable[Chunk], first_row: int) -> list[LateRows]:
+def _late_rows(chunks: Iterable[Chunk], first_row: int) -> Iterator[LateRows]:
     """The late rows of ``chunks``, whose first row is ``first_row`` of the step."""
-    late_rows = []
     for chunk in chunks:
-        begun = chunk.target.begun if isinstance(chunk.target, Fusion) else None
-        if begun is not None:
-            assert isinstance(chunk.target, Fusion) and chunk.target.positions is not None
-            which = chunk.target.documents_among(chunk.start, chunk.stop)
-            positions = chunk.target.positions[which]
-            rows = np.searchsorted(chunk.target.rows.positions, positions) - chunk.start
-            if len(rows):
-                late_rows.append(LateRows(begun.layer, first_row + rows, begun.hidden[which]))
-        first_row += chunk.stop - chunk.start
-    return late_rows
+        fusion = chunk.fusion
+        late = fusion.late_rows(chunk.start, chunk.stop, first_row) if fusion else None
+        if late is not None:
+            yield late
+        first_row += chunk.num_rows
 
 
 # least share of rows that blending passes need for their time to be known
@@ -158,7 +148,7 @@ class PassTimer:
 
     def end(self, step: Step, layerwise: LayerwiseWait | None) -> None:
         """Observe the launched step, without the time that its layers waited for documents."""
-        blended = [c.stop - c.start for c in step.work.chunks if isinstance(c.target, Fusion)]
+        blended = [chunk.num_rows for chunk in step.work.chunks if chunk.fusion]
         # the time of a blending pass is unknown when other rows share its step
         if blended and sum(blended) <= _MOSTLY * step.rows.num_rows:
             return

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.engine.progress import OutputProgress
-from looseleaf.engine.sampling.batch import SamplingBatch
 from looseleaf.engine.sampling.sampler import SampledTokens, Sampler
+from looseleaf.engine.sampling.state import SamplingBatch
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.graphs.rows import to_device

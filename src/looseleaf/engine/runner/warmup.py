@@ -14,8 +14,9 @@ import torch
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import Bitmap, ReadSpan
-from looseleaf.attention.watched import ChunkStep, Watch
 from looseleaf.blend import Budget, Question
+from looseleaf.blend.scoring_graphs import ScoringGraphs
+from looseleaf.blend.watched import ChunkStep, Watch
 from looseleaf.config import Fuse
 from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
 from looseleaf.graphs.prefill import PassGraphs, PassKey
@@ -41,7 +42,7 @@ def warming(
     model: Decoder,
     attention: PagedAttention,
     graphs: StepGraphs,
-    passes: PassGraphs | None,
+    passes: ScoringGraphs | None,
 ) -> list[Job]:
     """The jobs of the warmup, in order. Each takes about the same time after compilation."""
     jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
@@ -119,7 +120,7 @@ def _launch_spans(
                 ChunkStep(attention, listed, slots[-rows:], at).state(0, q, k, k)
 
 
-def _passes(model: Decoder, passes: PassGraphs, page_size: int) -> list[Job]:
+def _passes(model: Decoder, passes: ScoringGraphs, page_size: int) -> list[Job]:
     """Captures of passes that blend, wait for loads, read cached text, or score tokens."""
     depth = model.config.num_layers
     question = _pass(0, page_size)

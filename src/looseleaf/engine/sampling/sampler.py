@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.engine.sampling.batch import Option, SamplingBatch
+from looseleaf.engine.sampling.state import Option, SamplingBatch
 from looseleaf.ops.dense.likeliest import likeliest
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 
-from looseleaf.blend import Budget
+from looseleaf.blend.fuse_budget import again, raised
 from looseleaf.blend.fusion import is_exact
 from looseleaf.config import Fuse
 from looseleaf.engine.reports.outputs import Arrivals
@@ -328,32 +328,6 @@ def timed(fuse: Fuse, sequence: Sequence, compute_time: ComputeTime) -> tuple[Fu
     assert fuse.seconds is not None, "the budget is a time"
     nothing = {"tokens": 0} if fuse.selector == "first" else {"ratio": 0.0}
     return afforded(replace(fuse, seconds=None, **nothing), sequence, fuse.seconds, compute_time)
-
-
-def raised(fuse: Fuse, share: float, lengths: Rows[int]) -> Fuse:
-    """``fuse`` with a budget of ``share`` of documents of these lengths, at least its own."""
-    if fuse.ratio is not None:
-        return replace(fuse, ratio=max(fuse.ratio, share))
-    least, target = fuse.tokens or 0, share * sum(lengths)
-    if fuse.selector != "first":
-        return replace(fuse, tokens=max(least, int(target)))
-    # a document shorter than the budget contributes its length
-    low, high = least, max([least, *lengths])
-    while low < high:
-        middle = (low + high + 1) // 2
-        enough = sum(min(middle, n) for n in lengths) <= target
-        low, high = (middle, high) if enough else (low, middle - 1)
-    return replace(fuse, tokens=low)
-
-
-def again(fuse: Fuse, lengths: Rows[int]) -> int:
-    """The most tokens of documents of these lengths that a policy computes again."""
-    if fuse.ratio is not None:
-        return Budget(ratio=fuse.ratio).count(sum(lengths))
-    tokens = fuse.tokens or 0
-    if fuse.selector == "first":
-        return sum(min(tokens, n) for n in lengths)
-    return min(tokens, sum(lengths))
 
 
 def piped(load: float, compute: float, num_layers: int) -> float:

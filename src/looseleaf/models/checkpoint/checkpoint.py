@@ -1,6 +1,6 @@
 """The tensor table of a checkpoint: the file of each tensor, and checks that files are complete.
 
-Only safetensors files are read, by their headers.
+Safetensors files are read by their headers. A folder made from a GGUF file has a table.
 """
 
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.files import TENSORS, read_json
+from looseleaf.models.checkpoint.gguf.folder import TABLE_NAME, read_table
 from looseleaf.models.checkpoint.header import MOST_TENSORS, TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-GGUF_ADVICE = "Looseleaf reads safetensors; give the folder of the model that it was made from"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _READ_BYTES = 4 << 20
 # a model of 1 TB has 200
@@ -25,6 +25,8 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
     A single file takes precedence over an index, as in Transformers: saving a model over its shards
     leaves their index in place.
     """
+    if (folder / TABLE_NAME).is_file():
+        return {**read_table(folder)}
     index_path = folder / INDEX_NAME
     if (folder / SINGLE_NAME).is_file() or not index_path.is_file():
         return {entry.name: entry for path in _files(folder) for entry in read_header(path)}
@@ -58,14 +60,12 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
 
 
 def refuse_other_formats(folder: Path) -> None:
-    """Raises UnsupportedModel for a folder with an adapter, or with GGUF and no safetensors."""
+    """Raises UnsupportedModel for a folder with an adapter."""
     if (folder / "adapter_config.json").is_file():
         raise UnsupportedModel(
             f"{folder} holds an adapter, and adapters are not applied: merge it into its model "
             "with peft's merge_and_unload(), save that, and give its folder"
         )
-    if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
-        raise UnsupportedModel(f"{folder} holds GGUF: {GGUF_ADVICE}")
 
 
 def misfit(folder: Path) -> str:

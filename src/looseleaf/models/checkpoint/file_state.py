@@ -10,7 +10,7 @@ from typing import NamedTuple
 from looseleaf.errors import CorruptCheckpoint
 
 _NAMES = (
-    *("config.json", "generation_config.json", "model.safetensors.index.json"),
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "gguf.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 _PATTERNS = ("*.safetensors", "additional_chat_templates/*.jinja")

@@ -1,4 +1,4 @@
-"""From a checkpoint's name to its folder: a local folder, or a hub id in the hub's cache.
+"""From a checkpoint's name to its folder: a local folder, a GGUF file, or a hub id.
 
 Only safetensors, JSON and template files are downloaded, never pickles.
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from looseleaf.assets import REFERENCE_MODELS
-from looseleaf.errors import CheckpointNotFound, UnsupportedModel
-from looseleaf.models.checkpoint.checkpoint import GGUF_ADVICE
+from looseleaf.errors import CheckpointNotFound
+from looseleaf.models.checkpoint.gguf.folder import SUFFIX, folder_of_gguf, is_gguf
 
 WANTED = ("*.safetensors", "*.json", "*.jinja")
 # copies of the weights in other layouts
@@ -30,19 +30,22 @@ class Downloader(Protocol):
 def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Path:
     """The folder of checkpoint ``name``, a path or a hub id; an existing folder wins.
 
-    ``download`` replaces the hub's client. Raises CheckpointNotFound, and UnsupportedModel for a
-    GGUF file.
+    ``download`` replaces the hub's client. A GGUF file gets a folder in the cache; a folder with
+    one GGUF file and no configuration stands for that file. Raises CheckpointNotFound, and the
+    errors of `folder_of_gguf`.
     """
     # pathlib raises for unknown home folders and for malformed names
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         if os.access(folder, os.R_OK | os.X_OK):
-            return folder
+            return _gguf_in(folder) or folder
         raise CheckpointNotFound(f"{name} can't be read by this user: see whose it is")
-    if folder.suffix == ".gguf" and os.path.exists(folder):
-        raise UnsupportedModel(f"{name} is GGUF: {GGUF_ADVICE}")
+    if is_gguf(folder):
+        return folder_of_gguf(folder)
     if os.path.exists(folder):
-        raise CheckpointNotFound(f"{name} is a file; give the folder that holds config.json")
+        raise CheckpointNotFound(
+            f"{name} is a file and not GGUF; give the folder that holds config.json"
+        )
     if not _HUB_ID.fullmatch(str(name)):
         raise CheckpointNotFound(
             f"no folder {name}; give a checkpoint's folder, a hub id 'owner/name', or the name of "
@@ -60,6 +63,20 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
             "Check the spelling, and `hf auth login` for gated models; offline, download it "
             "elsewhere and give the folder"
         ) from error
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    """The folder of the only GGUF model in a folder without config.json, else None."""
+    if (folder / "config.json").exists():
+        return None
+    paths = sorted(folder.glob("*" + SUFFIX))
+    # parts of a split file are one model
+    models = {re.sub(r"-\d{5}-of-\d{5}$", "", path.stem) for path in paths}
+    if len(models) > 1:
+        raise CheckpointNotFound(
+            f"{folder} holds {len(models)} GGUF models: give one of the files, such as {paths[0]}"
+        )
+    return folder_of_gguf(paths[0]) if paths else None
 
 
 def _hub_download() -> Downloader:

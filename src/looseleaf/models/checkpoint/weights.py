@@ -1,4 +1,4 @@
-"""Weights of a decoder from safetensors files, fused for its products.
+"""Weights of a decoder from safetensors or GGUF files, fused for its products.
 
 q, k and v become one matrix, as do gate and up. Parts are read into it in its final dtype and on
 its final device, so loading never holds two copies.
@@ -19,10 +19,14 @@ from torch import Tensor
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
+from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values
+from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
+from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.rms_norm.native import has_native_norm
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +62,12 @@ def load_weights(
     device: torch.device | str = "cpu",
     packed: bool = True,
     threads: int | None = None,
+    native: bool = True,
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
     ``packed`` allows matrices in this machine's fastest layout; packing copies each matrix.
+    ``native`` allows C kernels, which need a C compiler.
     ``threads`` is the number of layers to read concurrently, by default the cores, at most eight.
     Raises CorruptCheckpoint if a tensor is missing, unknown, truncated or has a wrong shape, before
     the first read.
@@ -70,7 +76,9 @@ def load_weights(
     checker = _Checker(folder, entries)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
-    with _Reader(folder, entries, dtype, torch.device(device), packed) as reader:
+    target = torch.device(device)
+    native = native and has_native_norm(dtype, target)
+    with _Reader(folder, entries, dtype, target, packed, native) as reader:
         return _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
 
 
@@ -85,17 +93,19 @@ def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderW
     )
 
 
-def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor, Projection]:
+def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWeight, Projection]:
     """Embedding and head: one matrix if tied, unless the stored matrices differ."""
-    vocab, shapes = config.vocab_size, [(config.vocab_size, config.hidden_size)]
+    vocab, hidden = config.vocab_size, config.hidden_size
     tied = config.tie_word_embeddings
     # Transformers ties the missing matrix to the stored matrix
     source = HEAD if tied and HEAD in reader and EMBEDDING not in reader else EMBEDDING
-    embedding = reader.fused([source], [*shapes])
-    if tied and (source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, shapes[0])):
+    embedding = reader.matrix([source], [vocab], hidden)
+    if tied and (
+        source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, (vocab, hidden))
+    ):
         head = embedding
     else:
-        head = reader.fused([HEAD], [*shapes])
+        head = reader.matrix([HEAD], [vocab], hidden)
     bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
     return embedding, reader.settle(Projection(head, bias))
 
@@ -118,9 +128,9 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
     def norm(name: str, exists: bool) -> Norm | None:
         return reader.norm(prefix + name, hidden, config) if exists else None
 
-    def head_norm(name: str, size: int) -> Tensor | None:
+    def head_norm(name: str, size: int) -> Norm | None:
         size = size if config.joint_qk_norm else config.head_dim
-        return reader.norm(attention + name, size, config).weight if config.qk_norm else None
+        return reader.norm(attention + name, size, config) if config.qk_norm else None
 
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
@@ -144,6 +154,8 @@ class _Checker:
     Its tensors have shapes and no memory.
     """
 
+    _native_norms = False
+
     def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
         self._folder, self._entries = folder, entries
         self._used: set[str] = set()
@@ -152,12 +164,16 @@ class _Checker:
         return name in self._entries
 
     def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
-        weight = self.fused(
-            [name + ".weight" for name in names], [(size, fan_in) for size in sizes]
-        )
-        biases = [name + ".bias" for name in names]
-        shapes = [(size,) for size in sizes]
-        return self.settle(Projection(weight, self.fused(biases, [*shapes]) if bias else None))
+        weight = self.matrix([name + ".weight" for name in names], sizes, fan_in)
+        biases, shapes = [name + ".bias" for name in names], [(size,) for size in sizes]
+        # quantized products add their bias in fp32
+        wide = isinstance(weight, QuantizedWeight)
+        added = self.fused(biases, [*shapes], wide=wide) if bias else None
+        return self.settle(Projection(weight, added))
+
+    def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
+        """The matrices ``names`` one below the other, in their blocks if all are quantized."""
+        return self.fused(names, [(size, fan_in) for size in sizes])
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout."""
@@ -167,10 +183,11 @@ class _Checker:
         if config.norm_offset:
             # Transformers adds the offset in fp32 and rounds the norm's result only: bf16 would
             # round a weight near 1
-            return Norm(self.fused([name + ".weight"], [(size,)], wide=True) + config.norm_offset)
+            wide = self.fused([name + ".weight"], [(size,)], wide=True)
+            return Norm(wide + config.norm_offset, native=self._native_norms)
         weight = self.fused([name + ".weight"], [(size,)])
         if config.norm == "rms":
-            return Norm(weight)
+            return Norm(weight, native=self._native_norms)
         return Norm(weight, self.fused([name + ".bias"], [(size,)]))
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
@@ -202,7 +219,7 @@ class _Checker:
             )
 
     def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
-        if entry.dtype not in FLOATS:
+        if entry.dtype not in FLOATS and not isinstance(entry, BlockEntry):
             raise UnsupportedModel(
                 f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]}; quantised "
                 "checkpoints are not supported, use one in float32, float16 or bfloat16"
@@ -224,9 +241,13 @@ class _Reader(_Checker):
         dtype: torch.dtype,
         device: torch.device,
         packed: bool,
+        native_norms: bool,
     ) -> None:
         super().__init__(folder, entries)
         self._dtype, self._device, self._packed = dtype, device, packed
+        self._native_norms = native_norms
+        # other devices have no products by blocks
+        self._keeps_blocks = packed and device.type == "cpu"
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
 
     def __enter__(self) -> "_Reader":
@@ -237,7 +258,15 @@ class _Reader(_Checker):
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout; packing copies."""
-        return pack(projection) if self._packed else projection
+        is_plain = isinstance(projection.weight, Tensor)
+        return pack(projection) if self._packed and is_plain else projection
+
+    def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
+        entries = [self._entries[name] for name in names]
+        blocks = [block_matrix(e) if isinstance(e, BlockEntry) else None for e in entries]
+        if self._keeps_blocks and None not in blocks:
+            return QuantizedWeight.create([b for b in blocks if b is not None], self._dtype)
+        return super().matrix(names, sizes, fan_in)
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
         """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
@@ -245,7 +274,11 @@ class _Reader(_Checker):
         dtype = torch.float32 if wide else self._dtype
         whole = torch.empty(size, dtype=dtype, device=self._device)
         for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
-            part.copy_(self._read(name))
+            entry = self._entries[name]
+            if isinstance(entry, BlockEntry):
+                copy_values(entry, part)
+            else:
+                part.copy_(self._read(name))
         return whole
 
     def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
@@ -265,6 +298,11 @@ class _Reader(_Checker):
         from safetensors import SafetensorError, safe_open
 
         entry = self._entries[name]
+        if isinstance(entry, BlockEntry):
+            rows = rows or slice(0, entry.shape[0])
+            values = torch.empty(len(range(entry.shape[0])[rows]), *entry.shape[1:])
+            copy_values(entry, values, rows.start)
+            return values
         try:
             files: dict[Path, Any] = self._local.__dict__.setdefault("files", {})
             if entry.path not in files:

@@ -152,7 +152,7 @@ def load_attention(
         "KV_TYPE": _DTYPES[pages.dtype],
         "LANES": math.gcd(head_dim, vector_lanes()),
     }
-    source = read_source("looseleaf.ops.partial_attention", "native.c")
+    source = read_source("looseleaf.ops", "rows.h", "partial_attention/native.c")
     return load_library(source, tuple(defines.items()), _FLAGS)
 
 

@@ -37,6 +37,7 @@ from looseleaf.server.processes.control import (
     begin,
 )
 from looseleaf.server.processes.samples import families_of
+from looseleaf.server.processes.starting import StartingServer
 from looseleaf.server.registering import register_again
 from looseleaf.server.run import Server, log_loaded
 from looseleaf.server.service import Frontend, Service
@@ -56,8 +57,10 @@ def main() -> None:
     except LooseleafError as error:
         link.sendall(frame_of(Failed(error_to_wire(error))))
         raise SystemExit(2) from None
-    with forward_logging(frontend.log):
-        asyncio.run(_Process(link, setup, frontend, tokenizer).run())
+    process = _Process(link, setup, frontend, tokenizer)
+    # a forced exit would log a traceback for every request
+    with forward_logging(frontend.log, lambda: process.is_forced):
+        asyncio.run(process.run())
     frontend.log_writer.close()
 
 
@@ -88,12 +91,26 @@ class _Process:
         self._metrics = ServerMetrics()
         self._is_restored = False
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the server ends without waiting for its requests."""
+        return self._server is not None and self._server.force_exit
+
     async def run(self) -> None:
         """Serve until the parent or a signal says so."""
         setup = self._setup
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._control = Control(self._socket, ToProcess, self._take, lambda: None)
-        await self._connected
+        with shared_socket(self._frontend.config.host, setup.port) as listener:
+            starting = StartingServer()
+            await starting.open(listener)
+            await self._connected
+            await starting.close()
+            await self._serve(listener)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Serve the API at a socket, over a loaded engine."""
+        setup = self._setup
         assert self._llm is not None
         counts = SharedCounts(setup.counts, setup.slot, setup.num_processes)
         service = self._frontend.service(self._llm, self._metrics, counts)
@@ -105,12 +122,10 @@ class _Process:
         gc.freeze()
         if setup.slot == 0:
             log_loaded(server)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._drain, False)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._retire)
         self._begin_restoring(service, is_first=True)
         try:
-            with forward_logging(service.log, lambda: server.force_exit):
-                await server.serve([shared_socket(service.config.host, setup.port)])
+            await server.serve([listener])
         finally:
             self._llm.close()
             whole = service.whole is not False and not server.force_exit
@@ -165,6 +180,13 @@ class _Process:
         except EngineLost:
             # the next engine gets them
             pass
+
+    def _retire(self) -> None:
+        """End alone: new connections go to the other processes."""
+        self._drain(False)
+        if self._server is not None and self._setup.num_processes > 1:
+            for listener in self._server.servers:
+                listener.close()
 
     def _drain(self, force: bool) -> None:
         if self._server is None:

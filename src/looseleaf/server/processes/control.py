@@ -154,6 +154,10 @@ def command(module: str) -> list[str]:
     return [sys.executable, "-c", code, json.dumps(sys.path)]
 
 
+SWITCH_SECONDS = 0.001
+"""Longest wait of a thread for the interpreter while another thread of its process computes."""
+
+
 def begin() -> tuple[socket.socket, Setup]:
     """The socket to the parent, which is the standard input, and the parent's first message.
 
@@ -161,6 +165,8 @@ def begin() -> tuple[socket.socket, Setup]:
     link = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # a message must not wait 5 ms, Python's default, for the thread that steps or tokenizes
+    sys.setswitchinterval(SWITCH_SECONDS)
     threading.Thread(target=_end_with_parent, args=(link.fileno(),), daemon=True).start()
     return link, msgspec.msgpack.decode(read_frame(link), type=Setup)
 

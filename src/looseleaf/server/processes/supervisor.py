@@ -17,11 +17,10 @@ from typing import Any
 from looseleaf.config import ServerConfig
 from looseleaf.errors import EngineLost, LooseleafError
 from looseleaf.llm.remote.wire_error import error_from_wire
-from looseleaf.server.address import address_fields
 from looseleaf.server.counts import make_table
 from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import make_log
-from looseleaf.server.ports import reserve
+from looseleaf.server.ports import address_fields, reserve
 from looseleaf.server.processes.control import (
     Close,
     Connect,
@@ -53,6 +52,9 @@ _KILL_SECONDS = 35.0
 
 _SCRAPE_SECONDS = 2.0
 _RECONNECT_SECONDS = 0.2
+_REMEMBER_SECONDS = 10.0
+# the number of metrics that the parent keeps for itself
+_KEPT = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
 _HEALTHY_SECONDS = 300.0
 """Seconds after which a process counts as healthy, and its next restart has no pause."""
@@ -134,10 +136,12 @@ class Supervisor:
             self._engine = self._start("engine", -1)
             for slot in range(self._num):
                 self._apis[slot] = self._start("api", slot)
+            remembering = asyncio.create_task(self._remember_counters())
             try:
                 await self._done.wait()
                 await self._close_engine()
             finally:
+                remembering.cancel()
                 for child in self._children():
                     child.process.kill()
                     child.process.wait()
@@ -336,6 +340,14 @@ class Supervisor:
             return
         self._broken = self._broken or engine.process.returncode != 0
 
+    async def _remember_counters(self) -> None:
+        """Keep the counters of every process, for the time after its end."""
+        while True:
+            await asyncio.sleep(_REMEMBER_SECONDS)
+            for child in self._children():
+                if child.listens or child.facts is not None:
+                    child.control.send(Scrape(_KEPT))
+
     def _scrape(self, child: _Child, number: int) -> None:
         """Request the metrics of all processes, and answer with those that arrive in time."""
         key, self._next_scrape = self._next_scrape, self._next_scrape + 1
@@ -346,10 +358,10 @@ class Supervisor:
         asyncio.get_running_loop().call_later(_SCRAPE_SECONDS, self._answer_scrape, key)
 
     def _take_samples(self, child: _Child, message: Samples) -> None:
+        child.families = message.families
         scrape = self._scrapes.get(message.number)
         if scrape is not None:
             scrape.processes.append(message.families)
-            child.families = message.families
             self._expect_no_samples(message.number, child)
 
     def _drop_scrapes(self, child: _Child) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.dense.rms_norm.native import rms_norm_native
 from looseleaf.ops.dense.rms_norm.reference import rms_norm_reference
 from looseleaf.ops.dispatch import Implementation, choose
 
@@ -30,9 +31,12 @@ def rms_norm(
 
     ``stream`` is updated in place to ``x``. ``delta`` may have a leading dim of parts, which are
     summed too (`looseleaf.ops.dense.split_linear`); parts are fp32. ``weight`` may be fp32; all
-    other tensors have the stream's dtype. Rows are contiguous. Raises InvalidOption for an unknown
-    ``implementation``."""
-    if choose(implementation, stream) == "triton":
+    other tensors have the stream's dtype. Rows are contiguous. ``native`` sums no parts. Raises
+    InvalidOption for an unknown ``implementation``, and NativeUnavailable without a C compiler."""
+    chosen = choose(implementation, stream, native=True)
+    if chosen == "native":
+        return NormedStream(rms_norm_native(stream, weight, eps, delta), stream)
+    if chosen == "triton":
         from looseleaf.ops.dense.rms_norm.kernel import rms_norm_triton
 
         return NormedStream(rms_norm_triton(stream, weight, eps, delta), stream)

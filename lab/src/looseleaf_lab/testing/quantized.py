@@ -1,0 +1,29 @@
+"""Random matrices in GGUF's block formats: any codes, finite scales."""
+
+import numpy as np
+import torch
+
+from looseleaf.ops.dense.quantized_linear import FORMATS, BlockMatrix
+
+# first bytes of the float16 scales of a block
+_SCALE_BYTES = {"Q6_K": (208,)}
+
+
+def random_blocks(
+    name: str, features: int, columns: int, *, seed: int = 0, scale: float = 0.01
+) -> BlockMatrix:
+    """A matrix ``[features, columns]`` with normal block scales of size ``scale``."""
+    layout, generator = FORMATS[name], np.random.default_rng(seed)
+    shape = (features, columns // layout.block, layout.block_bytes)
+    blocks = generator.integers(0, 256, shape, dtype=np.uint8)
+    starts = _SCALE_BYTES.get(name, (0, 2) if layout.has_min else (0,))
+    for start in starts:
+        halves = generator.standard_normal((*shape[:2], 1)) * scale
+        blocks[:, :, start : start + 2] = halves.astype(np.float16).view(np.uint8)
+    return BlockMatrix(name, torch.from_numpy(blocks.reshape(features, -1)))
+
+
+def normal_blocks(name: str, features: int, columns: int, *, seed: int = 0) -> BlockMatrix:
+    """As `random_blocks`, with values whose root of the mean square is ``columns ** -0.5``."""
+    spread = float(random_blocks(name, 16, columns, seed=seed, scale=1.0).dequantize().std())
+    return random_blocks(name, features, columns, seed=seed, scale=columns**-0.5 / spread)

@@ -1,0 +1,120 @@
+"""A weight of a decoder that stays in GGUF's blocks, for products and for lookups of rows.
+
+On a CPU with a C compiler it is packed for the C kernels. Elsewhere each call dequantizes it.
+"""
+
+import logging
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from looseleaf.errors import NativeUnavailable
+from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
+from looseleaf.ops.dense.quantized_linear.reference import dequantize_reference
+
+_log = logging.getLogger(__name__)
+Part = PackedMatrix | BlockMatrix
+
+
+class QuantizedWeight:
+    """A matrix ``[features, columns]`` of one or several ``parts``, one below the other.
+
+    ``dtype`` is that of activations and results."""
+
+    def __init__(self, parts: Sequence[Part], dtype: torch.dtype) -> None:
+        self.parts, self.dtype = tuple(parts), dtype
+        self.shape = torch.Size([sum(part.features for part in parts), parts[0].columns])
+
+    @classmethod
+    def create(
+        cls, parts: Sequence[BlockMatrix], dtype: torch.dtype, *, native: bool = True
+    ) -> "QuantizedWeight":
+        """``parts`` one below the other; neighbours of one format become one matrix.
+
+        With ``native``, matrices on a CPU are packed for the C kernels if there is a C compiler,
+        else a warning is logged."""
+        merged = []
+        for name, group in groupby(parts, lambda part: part.layout.name):
+            blocks = [part.blocks for part in group]
+            merged.append(BlockMatrix(name, blocks[0] if len(blocks) == 1 else torch.cat(blocks)))
+        if native and merged[0].device.type == "cpu":
+            try:
+                return cls([PackedMatrix(p.blocks, p.layout, dtype) for p in merged], dtype)
+            except NativeUnavailable as error:
+                _log.warning("quantized weights are dequantized in every step: %s", error)
+        return cls(merged, dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weight and of its activations."""
+        return self.parts[0].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def numel(self) -> int:
+        """Number of weights."""
+        return self.shape.numel()
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether `gate` can multiply by this weight: one packed matrix with whole halves."""
+        part = self.parts[0]
+        return len(self.parts) == 1 and isinstance(part, PackedMatrix) and part.can_gate
+
+    def multiply(
+        self,
+        x: Float[Tensor, "rows columns"],
+        bias: Float[Tensor, " features"] | None = None,
+        residual: Float[Tensor, "rows features"] | None = None,
+    ) -> Float[Tensor, "rows features"]:
+        """``x @ weight.T + bias + residual``; ``bias`` is fp32."""
+        out = torch.empty(x.shape[0], self.shape[0], dtype=self.dtype, device=self.device)
+        if len(self.parts) == 1:
+            return _multiply(self.parts[0], x, out, bias, residual)
+        start = 0
+        for part in self.parts:
+            rows = slice(start, start + part.features)
+            added = None if bias is None else bias[rows]
+            _multiply(part, x, out[:, rows], added, None if residual is None else residual[:, rows])
+            start = rows.stop
+        return out
+
+    def gate(self, x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows half"]:
+        """``silu(x @ gate.T) * (x @ up.T)`` of a weight ``[gate, up]`` that `can_gate`."""
+        part = self.parts[0]
+        assert isinstance(part, PackedMatrix), "see can_gate"
+        out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=self.dtype)
+        return part.multiply(x, out, gated=True)
+
+    def rows(self, numbers: Int[Tensor, " rows"]) -> Float[Tensor, "rows columns"]:
+        """Rows by number, of a weight with one part."""
+        (part,) = self.parts
+        return _rows(part, numbers, self.dtype)
+
+    def dequantize(self) -> Float[Tensor, "features columns"]:
+        """All values in `dtype`."""
+        rows = (torch.arange(part.features, device=self.device) for part in self.parts)
+        return torch.cat([_rows(*pair, self.dtype) for pair in zip(self.parts, rows, strict=True)])
+
+
+def _rows(part: Part, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    if isinstance(part, PackedMatrix):
+        return part.rows(numbers)
+    return dequantize_reference(part.blocks[numbers], part.layout).to(dtype)
+
+
+def _multiply(
+    part: Part, x: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    if isinstance(part, PackedMatrix):
+        return part.multiply(x, out, bias, residual)
+    weight = dequantize_reference(part.blocks, part.layout)
+    product = functional.linear(x.float(), weight, bias)
+    return out.copy_(product if residual is None else product + residual)

@@ -1,0 +1,50 @@
+"""GGUF's block formats with 4 to 8 bits per weight: their numbers and sizes.
+
+A value is ``scale * (code - zero) + min``. A block holds one scale, or one scale and small scale
+codes of its sub-blocks. Layouts of blocks are those of GGUF.
+"""
+
+from dataclasses import dataclass
+
+from looseleaf.errors import UnsupportedModel
+
+CHUNK = 32
+"""Values with one scale of the activations."""
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A format. ``number`` is GGUF's; ``block`` and ``sub`` are values per block and per scale."""
+
+    name: str
+    number: int
+    bits: int
+    zero: int
+    block: int
+    sub: int
+    has_min: bool
+    block_bytes: int
+
+
+_FORMATS = (
+    BlockFormat("Q4_0", 2, 4, 8, 32, 32, False, 18),
+    BlockFormat("Q4_1", 3, 4, 0, 32, 32, True, 20),
+    BlockFormat("Q5_0", 6, 5, 16, 32, 32, False, 22),
+    BlockFormat("Q5_1", 7, 5, 0, 32, 32, True, 24),
+    BlockFormat("Q8_0", 8, 8, 128, 32, 32, False, 34),
+    BlockFormat("Q4_K", 12, 4, 0, 256, 32, True, 144),
+    BlockFormat("Q5_K", 13, 5, 0, 256, 32, True, 176),
+    BlockFormat("Q6_K", 14, 6, 32, 256, 16, False, 210),
+)
+FORMATS = {entry.name: entry for entry in _FORMATS}
+"""The formats by name."""
+
+
+def block_format(name: str) -> BlockFormat:
+    """The format ``name``. Raises UnsupportedModel for another one."""
+    if name not in FORMATS:
+        raise UnsupportedModel(
+            f"weights in {name[:200]} are not supported: use one of {', '.join(FORMATS)}, or "
+            "float32, float16 or bfloat16"
+        )
+    return FORMATS[name]

@@ -1,0 +1,124 @@
+"""Writes a Transformers model as a GGUF file, as converters do."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+from looseleaf.models.tokenizer.detokenizer import byte_alphabet
+
+ARCHITECTURES = {"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama"}
+_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm",
+}
+_SANDWICH = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_FAMILY_PARTS = {
+    "gemma2": _SANDWICH,
+    "gemma3_text": _SANDWICH,
+    "olmo2": _SANDWICH,
+    "glm4": {
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+    },
+}
+INTERLEAVED = ("llama", "granite", "smollm3")
+TOKENS = [*byte_alphabet(), "ab", *(f"<t{i}>" for i in range(257, 320))]
+
+
+def tensors_of(model: Any) -> dict[str, np.ndarray]:
+    """The tensors of ``model`` by their names in a file, fp32."""
+    config = model.config
+    family = config.model_type
+    parts = {**_PARTS, **_FAMILY_PARTS.get(family, {})}
+    tensors = {}
+    for name, value in model.state_dict().items():
+        array = value.float().numpy()
+        if family in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
+            array = array + 1
+        if name in _ENDS:
+            if name != "lm_head.weight" or not config.tie_word_embeddings:
+                tensors[_ENDS[name]] = array
+            continue
+        _, _, layer, rest = name.split(".", 3)
+        part, kind = rest.rsplit(".", 1)
+        if family in INTERLEAVED and part.endswith(("q_proj", "k_proj")):
+            is_q = part.endswith("q_proj")
+            heads = config.num_attention_heads if is_q else config.num_key_value_heads
+            shape = array.shape
+            array = array.reshape(heads, 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
+        tensors[f"blk.{layer}.{parts[part]}.{kind}"] = array
+    return tensors
+
+
+def metadata_of(config: Any, writer: GGUFWriter) -> None:
+    """Write the configuration's fields and a vocabulary of bytes."""
+    family = config.model_type
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ropes = config.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if getattr(config, "sliding_window", None) and family in ("gemma2", "gemma3_text", "phi3"):
+        writer.add_sliding_window(config.sliding_window)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(TOKENS[: config.vocab_size])
+    writer.add_token_types([1] * 257 + [3] * (config.vocab_size - 257))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(257)
+
+
+def write_gguf(path: Path, model: Any, kind: str = "F32") -> Path:
+    """``model`` as a file; its matrices are stored in the format ``kind``."""
+    family = model.config.model_type
+    writer = GGUFWriter(path, ARCHITECTURES.get(family, family))
+    metadata_of(model.config, writer)
+    number = GGMLQuantizationType[kind]
+    for name, array in tensors_of(model).items():
+        stored = array if array.ndim < 2 or kind == "F32" else quantize(array, number)
+        raw = None if stored is array else number
+        writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

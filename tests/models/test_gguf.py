@@ -1,0 +1,272 @@
+"""Laws: a GGUF file is the model that it was made from; a damaged file is a sentence."""
+
+import dataclasses
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, ModelError, UnsupportedModel
+from looseleaf.models import Tokenizer, find_checkpoint, load_weights, read_config
+from looseleaf.models.checkpoint.fingerprint import model_fingerprint
+from looseleaf.models.checkpoint.gguf import folder as gguf_folder
+from looseleaf.models.checkpoint.gguf.container import read_container
+from looseleaf.models.quantized import QuantizedWeight
+from tests.checkpoints import FAMILIES, make_checkpoint, make_model
+from tests.models.gguf_files import write_gguf
+
+CONVERTED = [family for family in FAMILIES if family not in ("phi", "mistral", "glm")]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(gguf_folder, "cache_folder", lambda: tmp_path / "cache" / "native")
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "llama.gguf", make_model("llama"))
+
+
+def leaves(value: Any) -> list[Any]:
+    """The tensors of nested named tuples, dataclasses and tuples, in order."""
+    if value is None or isinstance(value, torch.Tensor | QuantizedWeight | bool):
+        return [value]
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return [leaf for item in value for leaf in leaves(item)]
+
+
+def rounded(value: Any) -> Any:
+    """``value`` with all numbers in fp32, as files store them."""
+    if isinstance(value, float):
+        return torch.tensor(value).item()
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return tuple(map(rounded, value)) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_a_file_has_the_weights_and_the_shape_of_its_model(family: str, tmp_path: Path) -> None:
+    # the format states no window of Qwen's, and SmolLM3's layers without RoPE are every fourth
+    more: dict[str, Any] = {
+        "qwen2": {"use_sliding_window": False},
+        "smollm3": {"no_rope_layers": [1, 1, 1]},
+        "gemma3_text": {"layer_types": ["sliding_attention"] * 3},
+        "phi3": {"original_max_position_embeddings": 256},
+    }.get(family, {})
+    folder = make_checkpoint(tmp_path / "model", family, **more)
+    made = find_checkpoint(write_gguf(tmp_path / "model.gguf", make_model(family, **more)))
+    expected, shape = read_config(folder), read_config(made)
+    if family == "gemma3_text":
+        # files of this architecture store one base, that of layers without a window
+        local = dataclasses.replace(expected.layer_ropes[0], theta=10_000.0)
+        expected = dataclasses.replace(expected, layer_ropes=(local,) * 3)
+        scale = expected.head_dim**-0.5
+        expected = dataclasses.replace(expected, softmax_scale=scale)
+    if family == "gemma2":
+        expected = dataclasses.replace(expected, softmax_scale=expected.head_dim**-0.5)
+    written, stated = (dataclasses.asdict(c) | {"torch_dtype": ""} for c in (expected, shape))
+    assert rounded(stated) == rounded(written)
+    weights = (load_weights(f, s, torch.float32) for f, s in ((folder, expected), (made, shape)))
+    pairs = [*zip(*map(leaves, weights), strict=True)]
+    assert len(pairs) > 20
+    for one, other in pairs:
+        if isinstance(one, torch.Tensor):
+            one, other = (x.to_dense() if x.is_mkldnn else x for x in (one, other))
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6 if "gemma" in family else 0)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16", "BF16"])
+def test_matrices_keep_their_format_and_its_values(kind: str, tmp_path: Path) -> None:
+    model = make_model("llama", head_dim=32)
+    path = write_gguf(tmp_path / f"{kind}.gguf", model, kind)
+    folder = find_checkpoint(path)
+    shape = read_config(folder)
+    kept = load_weights(folder, shape, torch.float32).layers[0].qkv.weight
+    plain = load_weights(folder, shape, torch.float32, packed=False).layers[0].qkv.weight
+    assert isinstance(kept, QuantizedWeight) == kind.startswith("Q")
+    if isinstance(kept, QuantizedWeight):
+        torch.testing.assert_close(kept.dequantize(), plain)
+    layer = model.model.layers[0].self_attn
+    exact = torch.cat([p.weight for p in (layer.q_proj, layer.k_proj, layer.v_proj)]).detach()
+    step = {"Q8_0": 127, "Q4_0": 7, "F16": 1000, "BF16": 128}[kind]
+    assert (plain - exact).abs().max() <= 1.01 * exact.abs().max() / step
+
+
+def write_tokenizer(path: Path, kind: str, tokens: list[str], **arrays: Any) -> Path:
+    """A file without tensors, whose vocabulary is ``tokens``."""
+    writer = GGUFWriter(path, "llama")
+    for name, value in {"embedding_length": 64, "block_count": 1, "context_length": 64}.items():
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    for name, value in arrays.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+TEXTS = ["ab é b", "  a\n\n b\tab", "é😀", "a1234b", "<s>ab</s>", ""]
+
+
+def test_scores_give_the_merges_of_sentencepiece(tmp_path: Path) -> None:
+    from tests.models.test_sentencepiece import write_sentencepiece
+
+    expected = Tokenizer(write_sentencepiece(tmp_path, "prepend"))
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces = ["▁", "a", "b", "▁a", "▁b", "ab", "▁ab", "é", "▁▁", "▁▁a"]
+    order = {"▁a": 0, "▁b": 1, "ab": 2, "▁ab": 3, "▁▁": 4, "▁▁a": 5}
+    scores = [0.0] * 259 + [-1.0 - order.get(piece, 99) for piece in pieces]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+    arrays = {"token_scores": scores, "token_types": types, "bos_token_id": 1, "eos_token_id": 2}
+    path = write_tokenizer(tmp_path / "s.gguf", "llama", tokens + pieces, **arrays)
+    tokenizer = Tokenizer(find_checkpoint(path))
+    for text in TEXTS:
+        assert tokenizer.encode(text) == expected.encode(text), text
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, frozenset([2]))
+
+
+def test_a_template_and_merges_come_from_the_metadata(tmp_path: Path) -> None:
+    from looseleaf.models.tokenizer.detokenizer import byte_alphabet
+
+    alphabet = [*byte_alphabet()]
+    arrays = {
+        "token_merges": ["a b", "Ġ ab"],
+        "token_types": [1] * (len(alphabet) + 2) + [3],
+        "tokenizer_pre": "qwen2",
+        "eos_token_id": len(alphabet) + 2,
+        "chat_template": "{% for m in messages %}<e>{{ m['content'] }}{% endfor %}",
+    }
+    path = write_tokenizer(tmp_path / "b.gguf", "gpt2", [*alphabet, "ab", "Ġab", "<e>"], **arrays)
+    tokenizer = Tokenizer(find_checkpoint(path))
+    ab, spaced, end = (tokenizer.token_id(t) for t in ("ab", "Ġab", "<e>"))
+    assert tokenizer.encode("ab ab") == [ab, spaced]
+    assert tokenizer.encode("<e>") != [end] and tokenizer.eos_token_ids == {end}
+    assert tokenizer.has_chat_template and tokenizer.bos_token_id is None
+
+
+def test_a_split_file_is_one_model_and_a_lost_part_is_named(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    whole = write_gguf(tmp_path / "whole.gguf", make_model("qwen3"))
+    reader = GGUFReader(whole)
+    names = [tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    data, half = whole.read_bytes(), len(reader.tensors) // 2
+    start = min(field.offset for field in reader.fields.values() if field.offset >= 24)
+    fields_end = reader.tensors[0].field.offset
+    for path, tensors in zip(names, (reader.tensors[:half], reader.tensors[half:]), strict=True):
+        infos, content = b"", b""
+        for tensor in tensors:
+            content += bytes(-len(content) % 32)
+            name = tensor.name.encode()
+            infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(tensor.shape))
+            infos += struct.pack(f"<{len(tensor.shape)}Q", *map(int, tensor.shape))
+            infos += struct.pack("<IQ", tensor.tensor_type, len(content))
+            content += tensor.data.tobytes()
+        count = struct.unpack_from("<Q", data, 16)[0]
+        head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), count) + data[start:fields_end]
+        head += infos
+        path.write_bytes(head + bytes(-len(head) % 32) + content)
+    folder, expected = find_checkpoint(names[1]), find_checkpoint(whole)
+    shape = read_config(folder)
+    one, other = (load_weights(f, shape, torch.float32, packed=False) for f in (folder, expected))
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        assert not isinstance(a, torch.Tensor) or torch.equal(a, b)
+    names[0].unlink()
+    with pytest.raises(CorruptCheckpoint, match=r"lacks m-00001-of-00002\.gguf"):
+        find_checkpoint(names[1])
+
+
+def test_other_weights_under_the_same_header_are_another_model(llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(llama.read_bytes())
+    before = model_fingerprint(find_checkpoint(path), whole=True)
+    with path.open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(struct.pack("<f", 7.0))
+    assert model_fingerprint(find_checkpoint(path), whole=True) != before
+
+
+def test_every_cut_of_a_file_is_refused(llama: Path, tmp_path: Path) -> None:
+    data, path = llama.read_bytes(), tmp_path / "cut.gguf"
+    ends = [*range(0, 24), *range(24, len(data), len(data) // 40), len(data) - 1]
+    for end in ends:
+        path.write_bytes(data[:end])
+        with pytest.raises(ModelError):
+            find_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "words"),
+    [
+        (4, struct.pack("<I", 99), "version 99"),
+        (8, struct.pack("<Q", 1 << 60), "tensors, and a model has"),
+        (16, struct.pack("<Q", 1 << 60), "metadata fields"),
+        (24, struct.pack("<Q", 1 << 62), "a string of"),
+        (0, b"GGML", "does not begin with GGUF"),
+    ],
+)
+def test_hostile_counts_are_refused_at_once(
+    llama: Path, tmp_path: Path, offset: int, value: bytes, words: str
+) -> None:
+    data = bytearray(llama.read_bytes())
+    data[offset : offset + len(value)] = value
+    (tmp_path / "hostile.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=words):
+        find_checkpoint(tmp_path / "hostile.gguf")
+
+
+def test_an_array_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    head = (
+        struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 10, 7_000_000)
+    )
+    (tmp_path / "a.gguf").write_bytes(head)
+    with pytest.raises(CorruptCheckpoint, match="needs 56000000 more"):
+        read_container(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("field", "error", "words"),
+    [
+        ("llama.block_count", CorruptCheckpoint, "lacks the field llama.block_count"),
+        ("general.architecture", CorruptCheckpoint, "lacks the field general.architecture"),
+        ("tokenizer.ggml.tokens", CorruptCheckpoint, "lacks the field tokenizer.ggml.tokens"),
+    ],
+)
+def test_a_missing_field_is_named(
+    llama: Path, tmp_path: Path, field: str, error: type[ModelError], words: str
+) -> None:
+    name = field.encode()
+    data = llama.read_bytes().replace(name, b"x" * len(name))
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(error, match=words):
+        find_checkpoint(tmp_path / "model.gguf")
+
+
+def test_an_unknown_architecture_and_pre_tokenizer_are_named(llama: Path, tmp_path: Path) -> None:
+    for old, new, words in (
+        (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", "'mamba' is not supported"),
+        (b"llama-bpe", b"llama-bpx", "'llama-bpx' is not supported"),
+    ):
+        (tmp_path / "model.gguf").write_bytes(llama.read_bytes().replace(old, new, 1))
+        with pytest.raises(UnsupportedModel, match=words):
+            find_checkpoint(tmp_path / "model.gguf")
+
+
+def test_a_folder_stands_for_its_only_model(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.gguf").write_bytes(llama.read_bytes())
+    assert read_config(find_checkpoint(folder)).family == "llama"
+    (folder / "b.gguf").write_bytes(llama.read_bytes())
+    with pytest.raises(CheckpointNotFound, match="holds 2 GGUF models"):
+        find_checkpoint(folder)
