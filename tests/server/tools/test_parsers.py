@@ -13,7 +13,7 @@ from looseleaf.server.tools.registry import PARSERS, choose_parser
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PYTHON = "<|python_tag|>"
 CALL = '{"name": "f", "parameters": {"a": 1}}'
-TOOLS = {"f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}}
+TOOLS = {"f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}, "g": {}}
 
 FORMS = [
     ("hermes", HERMES, "", [("f", {"a": 1})]),
@@ -96,6 +96,7 @@ BROKEN = [
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x'),
     ("llama3_json", '{"colour": "red"}'),
+    ("llama3_json", '{"name": "Bob", "parameters": {}}'),
     ("llama3_json", f"As in {CALL}"),
     ("pythonic", "[1, 2, 3]"),
     ("pythonic", "[f(1)]"),

@@ -161,11 +161,11 @@ class ToolParser(ABC):
             else:
                 at = self._pending.find(opening.marker)
             if at >= 0:
-                best = min(best, (at, -len(opening.marker), opening), key=lambda found: found[:2])
+                best = min(best, (at, -len(opening.marker), opening), key=lambda place: place[:2])
         return best[0], best[2]
 
     def _safe_length(self) -> int:
-        """Characters of the pending text that belong to no marker, whatever follows."""
+        """Characters of the pending text that can belong to no marker."""
         for at in range(max(0, len(self._pending) - self._longest), len(self._pending)):
             tail = self._pending[at:]
             for opening in self._openings:

@@ -93,7 +93,7 @@ class TagSplitter(Splitter):
         return False
 
     def _safe_length(self) -> int:
-        """Characters before the end tag and the blanks before it, whatever follows."""
+        """Characters before a possible end tag and its blanks."""
         text = self._pending
         first = max(0, len(text) - len(self._closing))
         tails = (at for at in range(first, len(text)) if self._closing.startswith(text[at:]))
