@@ -73,6 +73,13 @@ def test_logits_differ_by_the_rounding_of_activations(name: str) -> None:
     assert errors[1] <= 0.03 * exact.square().mean().sqrt()
 
 
+@pytest.mark.parametrize("name", ["BF16", "F16"])
+def test_sixteen_bit_weights_round_nothing(name: str) -> None:
+    weights = random_weights(SHAPE, torch.float32, torch.device("cpu"), name)
+    exact = logits(replaced(weights, lambda weight: weight.dequantize()))
+    torch.testing.assert_close(logits(weights), exact, rtol=1e-4, atol=1e-4)
+
+
 def test_parts_of_several_formats_are_one_matrix() -> None:
     names = ("Q4_K", "Q4_K", "Q6_K")
     parts = [random_blocks(name, 40, 256, seed=n) for n, name in enumerate(names)]

@@ -60,8 +60,7 @@ def stored_values(implementation: str, dtype: torch.dtype) -> tuple[Tensor, Tens
     if implementation == "native":
         plan = NativePlan(table, _rule(), 1, k_pages, row_dtype=dtype)
         plan.point_rows(slots, where[0])
-        plan.point_pages(plan.find_pages(k_pages, v_pages))
-        plan.run(Phase.STORE, kv=(v, v))
+        plan.run(Phase.STORE, kv=(v, v), pages=plan.find_pages(k_pages, v_pages))
     else:
         store_kv(v, v, *where, table, k_pages, v_pages, implementation)  # type: ignore[arg-type]
     flat = v_pages.transpose(1, 2).reshape(-1, 1, 32)[:count]

@@ -106,7 +106,8 @@ def test_positions_of_slots_are_those_of_the_pages() -> None:
 
 def plan_of(work: WorkList | None = WORK) -> NativePlan:
     plan = NativePlan(TURN, RULE, 4, K, work=work)
-    plan.point_pages(plan.find_pages(K.clone(), V.clone()))
+    # no phase: later calls have these pages
+    plan.run(Phase(0), pages=plan.find_pages(K.clone(), V.clone()))
     return plan
 
 

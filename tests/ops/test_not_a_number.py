@@ -99,8 +99,8 @@ def test_c_merges_what_is_no_number(dtype: torch.dtype, rows: int) -> None:
         )
         pages, out = (k.to(dtype), v.to(dtype)), torch.empty(rows, 4, DIM, dtype=dtype)
         plan = NativePlan(TURN, RULE, 4, pages[0], work=work)
-        plan.point_pages(plan.find_pages(*pages))
-        plan.run(Phase.PARTIAL | Phase.MERGE, q[:rows].to(dtype), out=out)
+        found = plan.find_pages(*pages)
+        plan.run(Phase.PARTIAL | Phase.MERGE, q[:rows].to(dtype), out=out, pages=found)
         assert out.isnan().any(-1).all(), what
 
 

@@ -99,9 +99,8 @@ def test_c_stores_to_slots_that_stand_before_heads() -> None:
     k, v = slots_before_heads(*pages_of())
     new = torch.randn(2, 1, HEADS, DIM)
     plan = NativePlan(TURN, RULE, 4, k)
-    plan.point_pages(plan.find_pages(k, v))
     plan.point_rows(torch.tensor([2 * 16 + 5]), torch.tensor([0]))
-    plan.run(Phase.STORE, kv=(new[0], new[1]))
+    plan.run(Phase.STORE, kv=(new[0], new[1]), pages=plan.find_pages(k, v))
     assert torch.equal(k[2, :, 5], new[0, 0])
     assert torch.equal(v[2, :, 5], new[1, 0])
 

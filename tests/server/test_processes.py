@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 from looseleaf.server.processes.samples import exposition
 from looseleaf.server.processes.starting import StartingServer
+from looseleaf.server.records import Record, Records, Registration, record_name
 from looseleaf.server.run import EXIT_BROKEN
 from tests.server.live import DOCUMENT, chat_body
 from tests.server.test_ending import LONG, Running, running
@@ -215,5 +217,25 @@ def test_a_server_that_starts_says_so_and_hands_its_socket_on() -> None:
             accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
             accepted.close()
             writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_processes_share_their_records(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first, second = (Records(str(tmp_path), "model", shared=True) for _ in range(2))
+        registration = Registration(model="model", system=None, hosted=False, index="graph")
+        record = Record(
+            tenant="", id="d", title=None, text="Text.", pinned=False, registrations=[registration]
+        )
+        assert second.keeps("", "d") is False
+        async with first.lock:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), second.lock:
+                    pass
+            first.write(record)
+        async with second.lock:
+            assert second.keeps("", "d") is True
+        assert [*Records(str(tmp_path), "model").coming] == [record_name("", "d")]
 
     asyncio.run(scenario())

@@ -243,20 +243,20 @@ class _NativeStep:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan, split = self.plans[layer], self.num_decode_rows
-        plan.point_pages(self.owner.pages_at[layer])
+        pages = self.owner.pages_at[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if joining := self.layer_reads[layer].joining:
             for rows in joining:
                 rows.begin(layer, q)
-            plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v))
+            plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v), pages=pages)
             indptr = self.owner.row_state_indptr(self.layer_reads[layer])
             for rows in joining:
                 rows.join(layer, q, plan.states, indptr)
             plan.run(Phase.MERGE, out=out)
         elif split:
-            plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out)
+            plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out, pages)
         else:
-            plan.run(Phase.STORE, kv=(k, v))
+            plan.run(Phase.STORE, kv=(k, v), pages=pages)
         if self.prompts is not None:
             self.prompts.attend(layer, q[split:], out[split:])
         return out

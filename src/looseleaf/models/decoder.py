@@ -103,7 +103,7 @@ class Decoder:
         """Unrotated keys and values of ``layer`` for its input hidden states."""
         norm = self.weights.layers[layer].input_norm
         normed, _ = apply_norm(Stream(hidden), norm, self.config)
-        _, k, v = self._heads(layer, normed)
+        _, k, v = self._split_heads(layer, project_heads(normed, self.weights.layers[layer].qkv))
         return k, v
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -122,7 +122,8 @@ class Decoder:
     ) -> Stream:
         config = self.config
         normed, stream = apply_norm(stream, layer.input_norm, config)
-        q, k, v = self._heads(index, normed)
+        product = project_heads if normed.is_cuda else project
+        q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
         attended = attend(index, q, k, v).flatten(1)
@@ -155,10 +156,6 @@ class Decoder:
                 return stream
             stream, heads = chain.branches(index, stream, attended, index < last)
         return stream
-
-    def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        product = project_heads if normed.is_cuda else project
-        return self._split_heads(index, product(normed, self.weights.layers[index].qkv))
 
     def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of fused ``heads``, normed and scaled."""

@@ -105,6 +105,7 @@ class Records:
 
     def __init__(self, disk_path: str | None, model: str, *, shared: bool = False) -> None:
         self.folder: Path | None = None
+        self._shared = shared
         self.lock = FolderLock()
         self.coming: dict[str, None] = {}
         self.unlisted: str | None = None
@@ -174,6 +175,9 @@ class Records:
         """Whether a registered document survives a restart; None without a disk tier."""
         if self.folder is None:
             return None
+        if self._shared:
+            # another process may have failed to write it
+            return self.has(tenant, document_id)
         return record_name(tenant, document_id) not in self.unkept
 
     @contextmanager

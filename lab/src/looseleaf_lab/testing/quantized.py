@@ -14,6 +14,10 @@ def random_blocks(
 ) -> BlockMatrix:
     """A matrix ``[features, columns]`` with normal block scales of size ``scale``."""
     layout, generator = FORMATS[name], np.random.default_rng(seed)
+    if layout.bits == 16:
+        dtype = torch.bfloat16 if name == "BF16" else torch.float16
+        values = torch.from_numpy(generator.standard_normal((features, columns)) * scale).to(dtype)
+        return BlockMatrix(name, values.view(torch.uint8))
     shape = (features, columns // layout.block, layout.block_bytes)
     blocks = generator.integers(0, 256, shape, dtype=np.uint8)
     starts = _SCALE_BYTES.get(name, (0, 2) if layout.has_min else (0,))

@@ -173,8 +173,8 @@ def partial_attention_native(
         rotation, rule, q.shape[1], k_pages, work=work, slot_positions=slot_positions,
         row_dtype=q.dtype,
     )  # fmt: skip
-    plan.point_pages(plan.find_pages(k_pages, v_pages))
-    plan.run(Phase.PARTIAL, q if q.stride(-1) == 1 else q.contiguous())
+    pages = plan.find_pages(k_pages, v_pages)
+    plan.run(Phase.PARTIAL, q if q.stride(-1) == 1 else q.contiguous(), pages=pages)
     return plan.states
 
 
@@ -286,27 +286,25 @@ class NativePlan:
             k_pages.data_ptr(), v_pages.data_ptr(), k_page, k_head, v_page, v_head, pages
         )
 
-    def point_pages(self, pages: PageAddresses) -> None:
-        """Sets the pages that the next calls read and write."""
-        tensors = self._tensors
-        (
-            tensors.k_pages, tensors.v_pages, tensors.k_page, tensors.k_page_head,
-            tensors.v_page, tensors.v_page_head, tensors.num_pages,
-        ) = pages  # fmt: skip
-
     def run(
         self,
         phases: Phase,
         q: Float[Tensor, "rows qo_heads head_dim"] | None = None,
         kv: tuple[Tensor, Tensor] | None = None,
         out: Float[Tensor, "rows qo_heads head_dim"] | None = None,
+        pages: PageAddresses | None = None,
     ) -> None:
-        """Runs ``phases`` for one layer.
+        """Runs ``phases`` for one layer, over ``pages`` or those of the call before.
 
         ``kv`` are unrotated keys and values of all rows to store. ``q`` holds at least the rows
         that decode, and ``out`` receives their merged output. Raises InvalidOption for tensors in
         another layout, and for indices outside their tensors."""
         tensors, plan = self._tensors, self._plan
+        if pages is not None:
+            (
+                tensors.k_pages, tensors.v_pages, tensors.k_page, tensors.k_page_head,
+                tensors.v_page, tensors.v_page_head, tensors.num_pages,
+            ) = pages  # fmt: skip
         if q is not None:
             rows, heads, head_dim = q.shape
             tensors.q_row, tensors.q_head, step = q.stride()

@@ -1,4 +1,4 @@
-"""GGUF's block formats with 4 to 8 bits per weight: their numbers and sizes.
+"""GGUF's block formats with 4 to 8 bits per weight, and its 16-bit floats: numbers and sizes.
 
 A value is ``scale * (code - zero) + min``. A block holds one scale, or one scale and small scale
 codes of its sub-blocks. Layouts of blocks are those of GGUF.
@@ -27,6 +27,8 @@ class BlockFormat:
 
 
 _FORMATS = (
+    BlockFormat("F16", 1, 16, 0, 32, 32, False, 64),
+    BlockFormat("BF16", 30, 16, 0, 32, 32, False, 64),
     BlockFormat("Q4_0", 2, 4, 8, 32, 32, False, 18),
     BlockFormat("Q4_1", 3, 4, 0, 32, 32, True, 20),
     BlockFormat("Q5_0", 6, 5, 16, 32, 32, False, 22),

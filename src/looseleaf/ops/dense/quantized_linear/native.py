@@ -75,7 +75,9 @@ def load_products(layout: BlockFormat, dtype: torch.dtype, instructions: str) ->
         "LANES": {"avx512-vnni": 16, "avx-vnni": 8, "avx2": 8}.get(instructions, 4),
     }
     folder = "dense/quantized_linear"
-    source = read_source("looseleaf.ops", "rows.h", f"{folder}/pack.c", f"{folder}/products.c")
+    kernels = ("halves.c",) if layout.bits == 16 else ("pack.c", "codes.c")
+    files = (f"{folder}/{name}" for name in ("matrix.h", *kernels, "products.c"))
+    source = read_source("looseleaf.ops", "rows.h", *files)
     library = load_library(source, tuple(defines.items()), _FLAGS)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.looseleaf_pack.argtypes = [pointer, number, number, number, pointer]
@@ -111,6 +113,8 @@ class PackedMatrix:
         self.columns = num_blocks * layout.block
         sub_codes = layout.block // layout.sub if layout.block > CHUNK else 0
         parameter_bytes = num_blocks * GROUP * (1 + layout.has_min) * (2 + sub_codes)
+        if layout.bits == 16:
+            parameter_bytes = 0
         group_bytes = -(-parameter_bytes // _LINE) * _LINE
         group_bytes += self.columns * GROUP * layout.bits // 8
         blocks = blocks if blocks.stride(1) == 1 else blocks.contiguous()

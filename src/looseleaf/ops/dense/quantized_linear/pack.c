@@ -1,16 +1,13 @@
 /* Blocks of a GGUF matrix, rearranged for products: 32 rows side by side, four values of a row in a word.
 
-   The build defines the format: FORMAT (GGUF's number), BITS of a code, ZERO (the code of 0), SUPER (chunks of
-   32 values in a block), SUB (values per scale), HAS_MIN and BLOCK_BYTES. formats.py has the numbers; reference.py
-   defines the values. `rows.h` precedes this text.
+   reference.py defines the values. `matrix.h` precedes this text.
 
    A group of 32 rows is [parameters of all blocks, rounded up to 64 bytes][codes of all chunks]. Parameters of a
    block are [32 scales in float16][32 mins in float16], and, for blocks of several chunks, the 32 scale codes and
    the 32 min codes of each sub-block. Codes of a chunk are [words 0 to 3 in the low and 4 to 7 in the high halves
    of bytes][upper bits]: byte 4r + j of word t is value 4t + j of row r. Bytes of 8-bit formats are whole codes. */
 
-enum { GROUP = 32, CHUNK = 32, WORDS = CHUNK / 4, LINE = 4 * GROUP };
-enum { BLOCK = CHUNK * SUPER, SUBS = BLOCK / SUB, CODE_BYTES = CHUNK * GROUP * BITS / 8 };
+enum { WORDS = CHUNK / 4, SUBS = BLOCK / SUB, CODE_BYTES = CHUNK * GROUP * BITS / 8 };
 enum { PARAMETER_BYTES = GROUP * (1 + HAS_MIN) * (2 + (SUPER > 1 ? SUBS : 0)) };
 
 static inline int64_t parameter_bytes(int64_t num_blocks) {

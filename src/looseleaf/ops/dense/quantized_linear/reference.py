@@ -17,6 +17,9 @@ def dequantize_reference(
 ) -> Float[Tensor, "rows columns"]:
     """The values of ``blocks``, fp32."""
     rows, row_bytes = blocks.shape
+    if layout.bits == 16:
+        dtype = torch.bfloat16 if layout.name == "BF16" else torch.float16
+        return blocks.contiguous().view(dtype).float()
     flat = blocks.reshape(rows * (row_bytes // layout.block_bytes), layout.block_bytes)
     scales, mins = _parameters(flat, layout)
     codes = _codes(flat, layout).float().unflatten(1, (-1, layout.sub)) - layout.zero
