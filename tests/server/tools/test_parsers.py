@@ -91,6 +91,7 @@ FORMS = [
 
 BROKEN = [
     ("hermes", "<tool_call>\nnot JSON\n</tool_call>"),
+    ("hermes", " \n<tool_call> none"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>'),
     ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
