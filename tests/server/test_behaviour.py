@@ -216,7 +216,7 @@ def test_an_open_server_answers_to_names_of_this_machine_only(live: Live) -> Non
 def test_a_request_id_of_the_caller_is_in_every_answer(live: Live) -> None:
     for path in ("/v1/models", "/v1/nothing"):
         response = live.client.get(path, headers={"X-Request-Id": "mine-1"})
-        assert response.headers["x-request-id"].startswith("mine-1-")
+        assert response.headers["x-request-id"] == "mine-1"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

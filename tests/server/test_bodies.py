@@ -94,8 +94,8 @@ def test_fields_that_are_null_ask_for_nothing(live: Live) -> None:
     body = chat_body(messages=[{**USER, "name": None}], max_tokens=1)
     answer = live.post("/v1/chat/completions", {**body, **dict.fromkeys(names)})
     assert answer.status_code == 200, answer.text
-    for name in names:
-        refused = live.post("/v1/chat/completions", {**body, name: "low"})
+    for name in ("reasoning_effort", "verbosity"):
+        refused = live.post("/v1/chat/completions", {**body, name: "loud"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
 

@@ -87,8 +87,9 @@ def test_documents_in_another_order_are_reused_and_never_counted_as_a_prefix(liv
     assert second["document_tokens_computed"] == 0
     assert second["document_tokens_reused"] == sum(d["tokens"] for d in first["documents"])
     cached = turned["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == second["text_tokens_cached"]
-    assert cached <= second["text_tokens"] < turned["usage"]["prompt_tokens"]
+    assert cached == second["text_tokens_cached"] + second["document_tokens_reused"]
+    assert second["text_tokens_cached"] <= second["text_tokens"]
+    assert cached < turned["usage"]["prompt_tokens"]
 
 
 def test_a_list_of_documents_stands_before_the_text_of_the_last_user_message(live: Live) -> None:
@@ -188,11 +189,16 @@ def test_no_character_of_an_answer_ends_a_line_of_a_stream(live: Live) -> None:
 
 
 def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
-    nothing = ["tools", "functions", "audio", "prediction", "web_search_options", "metadata"]
+    nothing = ["tools", "functions", "audio", "prediction", "web_search_options"]
     fields = {**dict.fromkeys(nothing), "tool_choice": "none", "function_call": "none"}
-    fields |= {"parallel_tool_calls": True, "modalities": ["text"], "store": False}
-    assert live.chat(**fields, service_tier="auto").status_code == 200
-    for field, value in [("tool_choice", "auto"), ("store", True), ("modalities", ["audio"])]:
+    fields |= {"parallel_tool_calls": True, "modalities": ["text"], "store": True}
+    fields |= {"skip_special_tokens": True, "add_generation_prompt": True, "priority": 0}
+    fields |= {"echo": False, "use_beam_search": False, "metadata": {"a": "b"}}
+    fields |= {"prompt_cache_key": "a", "safety_identifier": "b", "length_penalty": 1.0}
+    answer = live.chat(**fields, service_tier="auto")
+    assert answer.status_code == 200, answer.text
+    assert "x-looseleaf-warning" not in answer.headers
+    for field, value in [("use_beam_search", True), ("modalities", ["audio"]), ("priority", 1)]:
         refused = live.chat(**{field: value})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"].startswith(field)
@@ -207,10 +213,9 @@ def test_what_is_empty_asks_for_nothing(live: Live) -> None:
     quiet = {"include_usage": True, "include_obfuscation": False}
     body = chat_body(stream=True, stream_options=quiet, max_tokens=1)
     assert live.events("/v1/chat/completions", body)[-1]["usage"]
-    for field, value in [("tools", [{}]), ("metadata", {"a": "b"}), ("functions", {"a": 1})]:
-        error = live.chat(**{field: value}).json()["error"]
-        assert error["param"] == field
-        assert error["message"].startswith(f"{field} is not supported")
+    error = live.chat(functions={"a": 1}).json()["error"]
+    assert error["param"] == "functions"
+    assert error["message"].startswith("functions is not supported")
     loud = {"stream": True, "stream_options": {"include_obfuscation": True}}
     assert live.chat(**loud).status_code == 400
     raw = {"model": REFERENCE_NAME, "prompt": "x", "suffix": "", "max_tokens": 1}
@@ -333,3 +338,60 @@ def test_a_prompt_with_a_seed_is_answered_the_same_wherever_it_stands(live: Live
     assert texts("The archive", QUESTION, seed=5)[1] == alone
     assert texts(QUESTION, "The archive", QUESTION, seed=5)[::2] == [alone, alone]
     assert len(set(texts(QUESTION, seed=5, n=3))) == 3, "several answers are asked for by n"
+
+
+def test_unknown_fields_are_named_in_a_header_and_ignored(live: Live) -> None:
+    messages = [{"role": "user", "content": QUESTION, "weight": 1, "name": "Ann"}]
+    answer = live.chat(tempreature=1, messages=messages, max_tokens=1)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-looseleaf-warning"] == "unknown fields ignored: tempreature, weight"
+    assert live.chat(documents=[{"text": DOCUMENT, "colour": 1}]).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [
+        ({"structured_outputs": {"choice": ["a+b", "c"]}}, {"a+b", "c"}),
+        ({"guided_regex": "x{3}"}, {"xxx"}),
+        ({"structured_outputs": {"grammar": 'start: "y" "z"'}}, {"yz"}),
+        ({"guided_json": {"enum": [7]}}, {"7"}),
+    ],
+)
+def test_a_constraint_of_another_servers_name_holds(
+    live: Live, fields: dict[str, Any], texts: set[str]
+) -> None:
+    answer = live.chat(**fields)
+    assert answer.status_code == 200, answer.text
+    assert text_of(answer.json()) in texts
+    both = {**fields, "response_format": {"type": "json_object"}}
+    assert live.chat(**both).status_code == 400
+
+
+def test_no_tokens_may_be_asked_for(live: Live) -> None:
+    answer = live.chat(max_tokens=0).json()
+    assert text_of(answer) == ""
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_salts_part_cached_documents(live: Live) -> None:
+    documents = [{"text": f"{DOCUMENT} Salted."}]
+
+    def source(**fields: Any) -> Any:
+        answer = live.chat(documents=documents, max_tokens=1, **fields).json()
+        return answer["looseleaf"]["documents"][0]["source"]
+
+    assert source(cache_salt="a") == "computed"
+    assert source(cache_salt="b") == "computed"
+    assert source(cache_salt="a") == "cached"
+    assert source() == "computed"
+
+
+def test_tokens_become_text_again(live: Live) -> None:
+    tokens = live.post("/tokenize", {"prompt": QUESTION}).json()["tokens"]
+    assert live.post("/detokenize", {"tokens": tokens}).json()["prompt"].endswith(QUESTION)
+    assert live.post("/detokenize", {"tokens": [10**9]}).status_code == 400
+    assert live.client.get("/version").json()["version"]
+    assert live.client.get("/tokenizer_info").json()["chat_template"]
+    (model,) = live.client.get("/v1/models").json()["data"]
+    assert model["root"] == model["id"]

@@ -65,12 +65,11 @@ def format_of(kind: str, **fields: Any) -> dict[str, Any]:
         ),
         ("response_format.json_schema", {"response_format": format_of("json_schema")}),
         (
-            "messages.1.tool_calls",
+            "messages.1.tool_calls.0.frobnicate",
             {
                 "messages": [
                     USER,
-                    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                    {"role": "tool", "content": "3", "tool_call_id": "call_1"},
+                    {"role": "assistant", "tool_calls": [{**CALL, "frobnicate": 1}]},
                 ]
             },
         ),
@@ -85,9 +84,9 @@ def test_the_field_at_fault_is_named(param: str, fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ({"verbosity": "low"}, "verbosity is not supported: leave it out, or send null"),
-        ({"store": True}, "store must be false, not true"),
-        ({"tool_choice": "auto"}, 'tool_choice must be "none", not "auto"'),
+        ({"audio": {}}, "audio is not supported: leave it out, or send null"),
+        ({"use_beam_search": True}, "use_beam_search must be false, not true"),
+        ({"verbosity": "low"}, 'verbosity must be "medium", not "low"'),
         (
             {"messages": said({"type": "image_url", "image_url": {"url": "x"}})},
             'messages.0.content.0.type must be "text" or "document", not "image_url"',

@@ -13,6 +13,11 @@ from looseleaf.config.option import (
     shown,
 )
 
+ToolForm = Literal[
+    "gemma", "glm", "granite", "harmony", "hermes", "llama3_json", "mistral", "phi", "pythonic"
+]
+"""Forms of tool calls, by the names of their parsers."""
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -38,6 +43,24 @@ class ServerConfig:
         "a document's text from {title} and {text}; without a title, lines with {title} are left "
         "out; default: '{text}', after a line with the title if the model has no form for "
         "documents",
+    )
+    tool_parser: ToolForm | None = option(
+        None, "form of the model's tool calls; default: by the markers of its chat template"
+    )
+    unknown_fields: Literal["warn", "refuse"] = option(
+        "warn", "ignore unknown fields of requests with a header that names them, or refuse them"
+    )
+    cors_origins: tuple[str, ...] = option(
+        (), "origin of web pages that may call the server, or *; may be repeated"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "host name by which a server without keys may be called, besides localhost; may be "
+        "repeated",
+    )
+    tls_cert: str | None = option(None, "file of the TLS certificate chain (PEM)")
+    tls_key: str | None = option(
+        None, "file of the TLS key (PEM); default: the file of the certificate"
     )
     api_keys: str | None = option(
         None,
@@ -114,6 +137,12 @@ class ServerConfig:
             "deadline",
             "drain_seconds",
             "stall_seconds",
+        )
+        require(
+            self.tls_key is None or self.tls_cert is not None,
+            "tls_key needs a certificate: give tls_cert, too",
+            "tls_key",
+            "tls_cert",
         )
         template = self.document_template
         require(

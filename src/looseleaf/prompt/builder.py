@@ -70,13 +70,16 @@ class PromptBuilder:
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def from_messages(
-        self, messages: Sequence[Message], system_prompt: SystemPrompt | None = None
+        self,
+        messages: Sequence[Message],
+        system_prompt: SystemPrompt | None = None,
+        **variables: Any,
     ) -> PromptParts:
         """The tokens of a conversation in the checkpoint's chat template, up to the answer.
 
         Users' text never becomes markers. Documents keep their positions in content lists.
-        ``system_prompt`` is prepended to the system message, or becomes it. Raises InvalidRequest.
-        """
+        ``system_prompt`` is prepended to the system message, or becomes it. ``variables``, such as
+        ``tools``, are the template's. Raises InvalidRequest."""
         if not messages:
             raise InvalidRequest("a conversation needs at least one message")
         malformed = next((m for m in messages if not isinstance(m, Mapping)), None)
@@ -87,11 +90,12 @@ class PromptBuilder:
             )
         _check_system_prompt(system_prompt)
         if system_prompt is not None:
-            whole = self.from_messages(_with_system_text(system_prompt.text, messages))
+            joint = _with_system_text(system_prompt.text, messages)
+            whole = self.from_messages(joint, **variables)
             return _with_shared(whole, system_prompt.tokens)
         documents: list[Document] = []
         plain = [_plain_message(message, documents) for message in messages]
-        first, *rest = self.tokenizer.cut_chat(plain)
+        first, *rest = self.tokenizer.cut_chat(plain, **variables)
         if len(rest) != len(documents):
             raise InvalidRequest(
                 f"this model's chat template writes {len(rest)} documents where the conversation "
@@ -101,7 +105,8 @@ class PromptBuilder:
         parts: list[str | list[int] | Document] = [lead]
         for document, text in zip(documents, rest, strict=True):
             parts += [document, text]
-        prompt = self._assemble(parts, self._lead_length(plain, lead) if documents else None)
+        lead_length = self._lead_length(plain, lead, variables) if documents else None
+        prompt = self._assemble(parts, lead_length)
         return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=True))
 
     def system_prompt(self, text: str) -> SystemPrompt:
@@ -156,13 +161,18 @@ class PromptBuilder:
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         return self.checked(self.tokenizer.encode_chat([*messages, user])[0])
 
-    def _lead_length(self, messages: list[dict[str, object]], first_run: list[int]) -> int:
+    def _lead_length(
+        self,
+        messages: list[dict[str, object]],
+        first_run: list[int],
+        variables: Mapping[str, Any],
+    ) -> int:
         """The number of tokens of the first run before the first user's text."""
         first_user = next((n for n, m in enumerate(messages) if m["role"] == "user"), None)
         if first_user is None:
             return len(first_run)
         header = dict(messages[first_user], content=[{"type": "document"}])
-        lead = self.tokenizer.encode_chat([*messages[:first_user], header])[0]
+        lead = self.tokenizer.encode_chat([*messages[:first_user], header], **variables)[0]
         return len(lead) if first_run[: len(lead)] == lead else len(first_run)
 
     def _assemble(

@@ -1,7 +1,7 @@
 """From engine outputs to OpenAI's JSON: complete answers, or the chunks of a stream."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.server import report
 from looseleaf.server.events import Event, Frame
 from looseleaf.server.generation import Generation
+from looseleaf.server.tools.reader import AnswerReader
 
 Json = dict[str, Any]
 
@@ -35,7 +36,10 @@ class Form(Protocol):
         """Content of the last chunk, which has the finish reason."""
 
     def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
-        """Content of a complete choice."""
+        """Content of a complete choice, with its finish reason if it has another."""
+
+    def reader(self) -> AnswerReader | None:
+        """A reader of one choice; None if the whole text is content."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class ChatForm:
 
     tokenizer: Tokenizer
     top: int
+    make_reader: Callable[[], AnswerReader] | None = None
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     prefix = "chatcmpl-"
@@ -60,8 +65,16 @@ class ChatForm:
         return {"delta": {}, "logprobs": None}
 
     def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        return {"message": message, "logprobs": self._logprobs(output.logprobs)}
+        reader, logprobs = self.reader(), self._logprobs(output.logprobs)
+        if reader is None:
+            message = {"role": "assistant", "content": output.text, "refusal": None}
+            return {"message": message, "logprobs": logprobs}
+        message = reader.message(output.text)
+        reason = _finish_reason(reader, output.finish_reason)
+        return {"message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def reader(self) -> AnswerReader | None:
+        return None if self.make_reader is None else self.make_reader()
 
     def _logprobs(self, entries: Sequence[report.Entry] | None) -> Json | None:
         return None if entries is None else report.chat_logprobs(entries, self.top, self.tokenizer)
@@ -91,6 +104,9 @@ class CompletionForm:
     def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
         return self.piece(output.text, output.logprobs, offsets)
 
+    def reader(self) -> AnswerReader | None:
+        return None
+
     def _logprobs(
         self, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
     ) -> Json | None:
@@ -99,14 +115,27 @@ class CompletionForm:
         return report.completion_logprobs(entries, self.top, self.tokenizer, offsets)
 
 
+@dataclass(frozen=True)
+class _NoTokens:
+    """A choice of a request for no tokens; the engine draws one, which the answer leaves out."""
+
+    index: int
+    logprobs: Sequence[Any] | None
+    finish_reason: str | None
+    text: str = ""
+    token_ids: Sequence[int] = ()
+
+
 @dataclass
 class _Progress:
     """The part of a choice that a stream has sent; ``frame`` makes its chunks of text alone."""
 
     offsets: report.TextOffsets
     frame: Frame
+    reader: AnswerReader | None
     characters: int = 0
     tokens: int = 0
+    ids: int = 0
     opened: bool = False
     begun: bool = False
     ended: bool = False
@@ -114,12 +143,17 @@ class _Progress:
 
 @dataclass(eq=False)
 class Answer:
-    """The answer to one API request, in one form."""
+    """The answer to one API request, in one form.
+
+    ``with_ids`` adds the token ids of the prompts and the outputs. ``is_empty`` leaves the outputs
+    out, for a request of no tokens."""
 
     generation: Generation
     form: Form
     model: str
     include_usage: bool = False
+    with_ids: bool = False
+    is_empty: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
@@ -132,11 +166,12 @@ class Answer:
         choices = [
             {
                 "index": self._index(number, output.index),
-                **self.form.whole(output, self._offsets(request)),
                 "finish_reason": output.finish_reason,
+                **self.form.whole(output, self._offsets(request)),
+                **self._ids(output.token_ids, request),
             }
             for number, request in enumerate(self.generation.latest)
-            for output in request.outputs
+            for output in self._outputs(request)
         ]
         header = self._header(self.form.whole_object)
         return {**header, "choices": choices, "usage": self._usage(), "looseleaf": self._reuse()}
@@ -150,7 +185,7 @@ class Answer:
         async with aclosing(updates):
             async for number, request in updates:
                 chunks: list[Event] = []
-                for output in request.outputs:
+                for output in self._outputs(request):
                     chunks += self._new_chunks(number, output, request)
                 if not chunks:
                     continue
@@ -177,7 +212,9 @@ class Answer:
         if progress.ended:
             return []
         text, finish = output.text[progress.characters :], output.finish_reason
-        if progress.begun and finish is None and output.logprobs is None:
+        has_reader = progress.reader is not None
+        is_plain = output.logprobs is None and not has_reader and not self.with_ids
+        if progress.begun and finish is None and is_plain:
             progress.characters += len(text)
             return [progress.frame.event(text)] if text else []
         contents: list[Json] = []
@@ -186,21 +223,61 @@ class Answer:
         if opening is not None:
             contents.append(opening)
         progress.opened = True
-        if text or entries:
-            contents.append(self.form.piece(text, entries, progress.offsets))
+        if text or entries or (has_reader and finish is not None):
+            contents += self._pieces(progress, text, entries, finish)
             progress.characters += len(text)
             progress.tokens += len(entries or ())
         if finish is not None:
+            finish = _finish_reason(progress.reader, finish)
             progress.ended = True
             contents.append({**self.form.ending(), "finish_reason": finish})
+        if contents:
+            contents[0] |= self._ids(output.token_ids[progress.ids :], request)
+            progress.ids = len(output.token_ids)
         progress.begun = progress.begun or bool(contents)
         return [self._chunk(index, content) for content in contents]
+
+    def _outputs(self, request: Output) -> Sequence[Completion]:
+        """The choices of a prompt."""
+        if not self.is_empty:
+            return request.outputs
+        return [
+            _NoTokens(o.index, None if o.logprobs is None else (), o.finish_reason and "length")
+            for o in request.outputs
+        ]
+
+    def _ids(self, token_ids: Sequence[int], request: Output) -> Json:
+        """The token ids of a choice, if the request asks for them."""
+        if not self.with_ids:
+            return {}
+        return {"token_ids": [*token_ids], "prompt_token_ids": [*request.prompt_token_ids]}
+
+    def _pieces(
+        self,
+        progress: _Progress,
+        text: str,
+        entries: Sequence[report.Entry] | None,
+        finish: str | None,
+    ) -> list[Json]:
+        """The new content: text, or the deltas of a reader."""
+        reader = progress.reader
+        piece = self.form.piece(text, entries, progress.offsets)
+        if reader is None:
+            return [piece]
+        events = reader.feed(text)
+        if finish is not None:
+            events += reader.finish()
+        deltas = reader.deltas(events) or ([{}] if entries else [])
+        # log-probabilities are those of all deltas of this update
+        return [{**piece, "delta": delta} for delta in deltas[:1]] + [
+            {"delta": delta, "logprobs": None} for delta in deltas[1:]
+        ]
 
     def _begin(self, index: int, request: Output) -> _Progress:
         """The state of a choice whose stream begins."""
         offsets = self._offsets(request)
         frame = Frame(lambda text: self._chunk(index, self.form.piece(text, None, offsets)))
-        self._progress[index] = progress = _Progress(offsets, frame)
+        self._progress[index] = progress = _Progress(offsets, frame, self.form.reader())
         return progress
 
     def _offsets(self, request: Output) -> report.TextOffsets:
@@ -226,8 +303,15 @@ class Answer:
         }
 
     def _usage(self) -> Json:
-        return report.usage(self.generation.latest)
+        usage = report.usage(self.generation.latest)
+        if self.is_empty:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
 
     def _reuse(self) -> Json:
         labels = [prompt.labels for prompt in self.generation.prompts]
         return report.reuse(self.generation.latest, labels)
+
+
+def _finish_reason(reader: AnswerReader | None, reason: str | None) -> str | None:
+    return "tool_calls" if reader is not None and reader.has_calls and reason == "stop" else reason

@@ -1,13 +1,14 @@
 """The ASGI application: routes and error handlers inside the gate."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from looseleaf import __version__
@@ -62,7 +63,20 @@ def make_app(service: Service) -> ASGIApp:
         routes += router.routes
     for kind in (ApiError, RequestValidationError, HTTPException, LooseleafError):
         app.add_exception_handler(kind, _handle)
-    return Gate(app, service, routes)
+    gate = Gate(app, service, routes)
+    origins = service.config.cors_origins
+    return _with_cors(gate, origins) if origins else gate
+
+
+def _with_cors(gate: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``gate`` for web pages of ``origins``; browsers ask for permission without a key."""
+    return CORSMiddleware(
+        gate,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "X-Looseleaf-Warning", "Retry-After"],
+    )
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -8,7 +8,10 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from looseleaf.server.errors import ApiError
+from looseleaf.server.protocol.base import IGNORED
 from looseleaf.server.scan import Scan
+
+_MAX_NAMES, _MAX_NAME = 16, 64
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -73,6 +76,13 @@ class StrictRequest(Request):
         return parse_json(await self.body())
 
 
+def _warning(ignored: list[str]) -> str:
+    """One line that names unknown fields, in the characters of a header."""
+    names = [ascii(name[:_MAX_NAME])[1:-1] for name in dict.fromkeys(ignored)]
+    shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+    return f"unknown fields ignored: {shown}"
+
+
 class StrictRoute(APIRoute):
     """A route with `StrictRequest` bodies."""
 
@@ -89,6 +99,15 @@ class StrictRoute(APIRoute):
                         "send JSON, with the header Content-Type: application/json",
                         code="unsupported_media_type",
                     )
-            return await handle(StrictRequest(request.scope, request.receive))
+            warns = request.app.state.service.config.unknown_fields == "warn"
+            ignored: list[str] = []
+            token = IGNORED.set(ignored if warns else None)
+            try:
+                response = await handle(StrictRequest(request.scope, request.receive))
+            finally:
+                IGNORED.reset(token)
+            if ignored:
+                response.headers["X-Looseleaf-Warning"] = _warning(ignored)
+            return response
 
         return strict

@@ -23,6 +23,7 @@ OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"
 """Paths without a key; they reveal no tenant's data."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SHOWN_ID = re.compile(r"[!-~]{1,256}")
 BODY_SECONDS = 60.0
 """Time limit for a complete body."""
 
@@ -35,9 +36,12 @@ LINGER_SECONDS, LINGER_BYTES = 10.0, 2**26
 
 @dataclass(eq=False)
 class _Exchange:
-    """One request and its response; ``is_last`` says whether to close the connection after it."""
+    """One request and its response; ``is_last`` says whether to close the connection after it.
+
+    ``request_id`` is unique. ``shown_id`` is the client's own id, if it gave one."""
 
     request_id: str
+    shown_id: str
     receive: Receive
     send: Send
     max_body: int
@@ -88,7 +92,7 @@ class _Exchange:
             self.status = message["status"]
             headers = [
                 *message.get("headers", ()),
-                (b"x-request-id", self.request_id.encode()),
+                (b"x-request-id", self.shown_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
             ]
             if self.is_last():
@@ -147,8 +151,9 @@ class Gate:
             return
         headers = Headers(scope=scope)
         service = self._service
+        request_id, shown_id = _request_ids(headers)
         exchange = _Exchange(
-            _request_id(headers), receive, send, self._max_body, lambda: service.draining
+            request_id, shown_id, receive, send, self._max_body, lambda: service.draining
         )
         facts: dict[str, Any] = {}
         start = time.perf_counter()
@@ -233,11 +238,11 @@ class Gate:
             if host.startswith("[") and "]" in host
             else host.partition(":")[0]
         )
-        if not is_loopback(name):
+        if not is_loopback(name) and name not in map(str.lower, self._service.config.allowed_hosts):
             raise ApiError(
                 403,
-                "a server without API keys answers only to localhost: give it keys to be reached "
-                "by other names",
+                "a server without API keys answers only to localhost: give it keys, or name this "
+                "host in --allowed-hosts",
                 code="wrong_host",
             )
 
@@ -286,8 +291,10 @@ def _needs_no_key(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith("/static/")
 
 
-def _request_id(headers: Headers) -> str:
+def _request_ids(headers: Headers) -> tuple[str, str]:
+    """A unique id, and the id for the response: as the client gave it, or the same."""
     client_id = headers.get("x-request-id", "")
     unique = uuid.uuid4().hex
     # clients may repeat an id, but ids in the engine must be unique
-    return f"{client_id}-{unique[:8]}" if _REQUEST_ID.fullmatch(client_id) else unique
+    request_id = f"{client_id}-{unique[:8]}" if _REQUEST_ID.fullmatch(client_id) else unique
+    return request_id, client_id if _SHOWN_ID.fullmatch(client_id) else request_id

@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from looseleaf.errors import InvalidOption
@@ -25,11 +25,18 @@ class Caller:
 
     tenant: str
     key: str
+    cache_salt: str | None = None
 
     @property
     def salt(self) -> str:
-        """The salt of the tenant's segment keys; empty on a server without keys."""
-        return f"tenant {self.tenant}" if self.tenant else ""
+        """The salt of segment keys: of the tenant and the request; empty without both."""
+        tenant = f"tenant {self.tenant}" if self.tenant else ""
+        # tenants' names have no line break
+        return tenant if self.cache_salt is None else f"{tenant}\nsalt {self.cache_salt}"
+
+    def salted(self, cache_salt: str | None) -> "Caller":
+        """The caller of a request with its own salt."""
+        return replace(self, cache_salt=cache_salt)
 
 
 OPEN_CALLER = Caller("", "")

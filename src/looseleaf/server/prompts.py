@@ -4,6 +4,7 @@ The ``documents`` list precedes the text of the last user message. Documents ins
 their position. Rendering depends on a document's title and text only, so requests share its tokens.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from looseleaf.prompt.request import Document, DocumentContext, PromptParts, Sys
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatMessage, DocumentContent, TextContent
 from looseleaf.server.protocol.common import DocumentInput
+from looseleaf.server.protocol.tools import ToolCall
 
 PLAIN_TEMPLATE = "{text}"
 TITLED_TEMPLATE = "{title}\n{text}"
@@ -82,8 +84,11 @@ class PromptMaker:
         messages: Sequence[ChatMessage],
         documents: Sequence[DocumentInput],
         system_prompt: SystemPrompt | None,
+        **variables: Any,
     ) -> TokenizedPrompt:
-        """The prompt of a conversation. Raises ApiError or InvalidRequest."""
+        """The prompt of a conversation; ``variables`` are the chat template's.
+
+        Raises ApiError or InvalidRequest."""
         labels: list[Label] = []
         last_user = max((n for n, m in enumerate(messages) if m.role == "user"), default=None)
         if documents and last_user is None:
@@ -99,10 +104,10 @@ class PromptMaker:
             if number == last_user:
                 content += self._documents(documents, labels)
             content += self._content(message, f"messages.{number}.content", labels)
-            role = "system" if message.role == "developer" else message.role
-            rendered.append({"role": role, "content": content})
-        self._check_length([message["content"] for message in rendered])
-        return TokenizedPrompt(self.builder.from_messages(rendered, system_prompt), tuple(labels))
+            rendered.append(_rendered(message, content))
+        self._check_length([message["content"] or () for message in rendered])
+        parts = self.builder.from_messages(rendered, system_prompt, **variables)
+        return TokenizedPrompt(parts, tuple(labels))
 
     def completion(
         self,
@@ -142,8 +147,8 @@ class PromptMaker:
         return document
 
     def _content(self, message: ChatMessage, where: str, labels: list[Label]) -> list[Any]:
-        if isinstance(message.content, str):
-            return [message.content]
+        if message.content is None or isinstance(message.content, str):
+            return [] if message.content is None else [message.content]
         return [
             part.text
             if isinstance(part, TextContent)
@@ -196,6 +201,34 @@ class PromptMaker:
         if isinstance(item, Document):
             return sum(map(self._min_tokens, item.texts))
         return len(item) // self.longest_token if isinstance(item, str) else len(item)
+
+
+def _rendered(message: ChatMessage, content: list[Any]) -> dict[str, Any]:
+    """A message in the form of chat templates, whose calls have objects as arguments."""
+    role = "system" if message.role == "developer" else message.role
+    rendered: dict[str, Any] = {"role": role, "content": content or None}
+    thought = message.reasoning_content or message.reasoning
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", thought),
+    ):
+        if value is not None:
+            rendered[name] = value
+    if message.tool_calls:
+        rendered["tool_calls"] = [_rendered_call(call) for call in message.tool_calls]
+    return rendered
+
+
+def _rendered_call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments: Any = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        # the model reads its own broken call
+        arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    rendered = {"type": "function", "function": function}
+    return rendered if call.id is None else {"id": call.id, **rendered}
 
 
 def longest_token(tokenizer: Tokenizer) -> int:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from looseleaf.engine.reports.outputs import LoadingReport
+from looseleaf.engine.reports.outputs import LoadingReport, ReuseReport
 from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.llm.client import Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ MIN_LOGPROB = -9999.0
 
 
 def usage(outputs: Sequence[Output]) -> dict[str, Any]:
-    """OpenAI's ``usage``, summed over prompts; ``cached_tokens`` counts exact prefix hits only."""
+    """OpenAI's ``usage``, summed over prompts; ``cached_tokens`` were not computed."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     return {
@@ -25,9 +25,15 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {
-            "cached_tokens": sum(output.reuse.text_tokens_cached for output in outputs)
+            "cached_tokens": sum(_cached(output.reuse) for output in outputs)
         },
     }
+
+
+def _cached(report: ReuseReport) -> int:
+    """Prompt tokens that were not computed, neither as text nor to fuse documents."""
+    reused = [d for d in report.documents if d.source != "computed"]
+    return report.text_tokens_cached + sum(d.num_tokens - d.recomputed for d in reused)
 
 
 def reuse(outputs: Sequence[Output], labels: Sequence[Sequence[Label]]) -> dict[str, Any]:

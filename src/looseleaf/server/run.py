@@ -56,6 +56,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
                 timeout_keep_alive=30,
                 backlog=backlog,
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
             )
         )
         self.service = service
@@ -77,7 +79,9 @@ class Server(uvicorn.Server):
     def announce(self) -> None:
         """Report that the port is open."""
         threads = self.service.llm.facts.threads
-        fields = address_fields(self.service.config.host, self.bound_port, threads)
+        config = self.service.config
+        encrypted = config.tls_cert is not None
+        fields = address_fields(config.host, self.bound_port, threads, encrypted=encrypted)
         self.service.log.info("listening", **fields)
 
     async def on_tick(self, counter: int) -> bool:

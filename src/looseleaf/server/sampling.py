@@ -2,6 +2,8 @@
 
 A null field takes its default: first from generation_config.json, then from `SamplingParams`."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +15,9 @@ from looseleaf.server.protocol.common import (
     GenerationRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
-    ResponseFormat,
 )
 from looseleaf.server.protocol.completion import CompletionRequest
+from looseleaf.server.protocol.structured import StructuredOutputs
 
 MAX_STOP_CHARACTERS = 1024
 
@@ -34,11 +36,21 @@ _SHARED_FIELDS = (
     "include_stop_str_in_output",
     "ignore_eos",
     "seed",
+    "skip_special_tokens",
 )
 
 
-def chat_params(body: ChatRequest, vocab_size: int, advice: Mapping[str, Any]) -> SamplingParams:
-    """Sampling of a chat request; without a limit an answer may fill the context."""
+def chat_params(
+    body: ChatRequest,
+    vocab_size: int,
+    advice: Mapping[str, Any],
+    *,
+    tool_grammar: Grammar | None = None,
+    shows_markers: bool = False,
+) -> SamplingParams:
+    """Sampling of a chat request; without a limit an answer may fill the context.
+
+    ``tool_grammar`` replaces the answer's own format. ``shows_markers`` keeps special tokens."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return _params(
         body,
@@ -46,6 +58,8 @@ def chat_params(body: ChatRequest, vocab_size: int, advice: Mapping[str, Any]) -
         advice,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=tool_grammar or _grammar(body),
+        **({"skip_special_tokens": False} if shows_markers else {}),
     )
 
 
@@ -54,12 +68,16 @@ def completion_params(
 ) -> SamplingParams:
     """Sampling of a completion request; the default limit is 16 tokens, as in OpenAI's API."""
     limit = 16 if body.max_tokens is None else body.max_tokens
-    return _params(body, vocab_size, advice, max_tokens=limit, logprobs=body.logprobs)
+    fields = {"max_tokens": limit, "logprobs": body.logprobs, "grammar": _grammar(body)}
+    return _params(body, vocab_size, advice, **fields)
 
 
 def _params(
     body: GenerationRequest, vocab_size: int, advice: Mapping[str, Any], **limits: Any
 ) -> SamplingParams:
+    if limits["max_tokens"] == 0:
+        # the engine draws a token with every prompt; the answer leaves it out
+        limits = {**limits, "max_tokens": 1}
     values = {name: getattr(body, name) for name in _SHARED_FIELDS}
     options = {**advice, **{name: value for name, value in values.items() if value is not None}}
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -75,9 +93,7 @@ def _params(
     if any(abs(value) > 100 for value in bias.values()):
         raise _invalid("logit_bias", "values must be from -100 to 100")
     try:
-        return SamplingParams(
-            **options, **limits, logit_bias=bias, grammar=_grammar(body.response_format)
-        )
+        return SamplingParams(**{**options, **limits, "logit_bias": bias})
     except InvalidOption as error:
         message = error.named(lambda option: _field_of(body, option))
         raise ApiError(400, message, code="invalid_value") from error
@@ -89,7 +105,8 @@ def _field_of(body: GenerationRequest, option: str) -> str:
     return renamed if getattr(body, renamed, None) is not None else option
 
 
-def _grammar(response_format: ResponseFormat | None) -> Grammar | None:
+def _grammar(body: GenerationRequest) -> Grammar | None:
+    response_format, structured = body.response_format, body.structured_outputs
     if isinstance(response_format, JsonObjectFormat):
         return Grammar.json_object()
     if isinstance(response_format, JsonSchemaFormat):
@@ -97,7 +114,37 @@ def _grammar(response_format: ResponseFormat | None) -> Grammar | None:
         if named.schema_ is None:
             return Grammar.json_object()
         return Grammar.json_schema(named.schema_, strict=bool(named.strict))
-    return None
+    if structured is not None and structured.json_object:
+        return Grammar.json_object()
+    named_fields = StructuredOutputs.model_construct(
+        json_=body.guided_json,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+    )
+    return _structured(named_fields if structured is None else structured)
+
+
+def _structured(structured: StructuredOutputs) -> Grammar | None:
+    if structured.json_ is not None:
+        return Grammar.json_schema(_read_schema(structured.json_))
+    if structured.regex is not None:
+        return Grammar.regex(structured.regex)
+    if structured.choice is not None:
+        return Grammar.regex("|".join(map(re.escape, structured.choice)))
+    return None if structured.grammar is None else Grammar.lark(structured.grammar)
+
+
+def _read_schema(schema: dict[str, Any] | str) -> dict[str, Any] | bool:
+    if not isinstance(schema, str):
+        return schema
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise _invalid("structured_outputs", f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(value, dict | bool):
+        raise _invalid("structured_outputs", "a JSON schema is an object, true or false")
+    return value
 
 
 def _invalid(param: str, message: str) -> ApiError:

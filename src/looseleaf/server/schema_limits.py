@@ -12,12 +12,15 @@ _WHERE = "response_format"
 
 
 def require_small(grammar: Grammar | None, config: ServerConfig) -> None:
-    """Raises ApiError (400) for a schema above a limit of bytes, levels or properties."""
-    if grammar is None or grammar.kind != "json_schema":
+    """Raises ApiError (400) for a grammar above the limit of bytes, and for a JSON schema above a
+    limit of levels or properties."""
+    if grammar is None:
         return
-    size, limit = len(grammar.source.encode()), config.max_schema_bytes
+    size, limit = len(grammar.source.encode("utf-8", "replace")), config.max_schema_bytes
     if size > limit:
         raise _too_large(f"{size} bytes, above the limit of {limit}: shorten it")
+    if grammar.kind != "json_schema":
+        return
     schema = json.loads(grammar.source)
     depth, limit = max((depth for depth, _ in _walk(schema)), default=0), config.max_schema_depth
     if depth > limit:

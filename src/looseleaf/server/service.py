@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -294,6 +295,7 @@ class Frontend:
         if exposed is not None and config.strict_permissions:
             raise InvalidOption(f"{exposed}, or drop --strict-permissions")
         require_safe(config, keys)
+        _require_certificate(config)
         models = _models(model, config)
         tracer = make_tracer(config.tracing)
         log_writer = LineWriter()
@@ -376,6 +378,20 @@ def require_safe(config: ServerConfig, keys: KeyRing) -> None:
             f"there are no API keys, and --no-open-loopback: give --api-keys FILE or set "
             f"{KEYS_VARIABLE}"
         )
+
+
+def _require_certificate(config: ServerConfig) -> None:
+    """Raises InvalidOption for a certificate or a key that can't be read."""
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ValueError) as error:
+        raise InvalidOption(
+            f"the TLS certificate {config.tls_cert} and its key can't be used: {error}",
+            "tls_cert",
+            "tls_key",
+        ) from error
 
 
 def _models(model: str | None, config: ServerConfig) -> dict[str, ServedModel]:

@@ -188,13 +188,15 @@ def test_usage_adds_up_and_tells_prefix_hits_from_reused_documents(client):
     for answer in (first, second):
         usage = answer.usage
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-        assert usage.prompt_tokens_details.cached_tokens == answer.looseleaf["text_tokens_cached"]
+        report = answer.looseleaf
+        uncomputed = report["text_tokens_cached"] + report["document_tokens_reused"]
+        assert usage.prompt_tokens_details.cached_tokens == uncomputed
     (computed,) = first.looseleaf["documents"]
     (cached,) = second.looseleaf["documents"]
     assert (computed["source"], cached["source"]) == ("computed", "cached")
     assert second.looseleaf["document_tokens_reused"] == cached["tokens"] == computed["tokens"]
     assert second.looseleaf["document_tokens_computed"] == 0
-    assert second.usage.prompt_tokens_details.cached_tokens <= second.looseleaf["text_tokens"]
+    assert second.looseleaf["text_tokens_cached"] <= second.looseleaf["text_tokens"]
 
 
 def test_many_answers_at_once_are_those_of_one_at_a_time(server, client):

@@ -125,6 +125,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._chat_templates)
 
+    def chat_template_source(self, *, tools: bool = False) -> str:
+        """The Jinja source of the chat template, the one for ``tools`` if there are two.
+
+        Raises InvalidRequest without a chat template."""
+        return self._chat_template("tool_use" if tools else "default").source
+
     @property
     def sandboxes(self) -> list[Sandbox]:
         """The sandboxes that render and encode; closing them ends their processes."""

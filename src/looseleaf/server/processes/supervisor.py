@@ -236,7 +236,9 @@ class Supervisor:
         self._startup.close()
         assert self._engine is not None and self._engine.facts is not None
         threads = self._engine.facts["threads"]
-        fields = address_fields(self._config.host, self._port, threads)
+        fields = address_fields(
+            self._config.host, self._port, threads, encrypted=self._config.tls_cert is not None
+        )
         self._log.info("listening", **fields, api_processes=self._num)
 
     def _on_signal(self, may_force: bool) -> None:

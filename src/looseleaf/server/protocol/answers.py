@@ -9,7 +9,7 @@ from looseleaf.server.protocol.policies import FuseInput, ReviseInput, SelectInp
 
 
 class PromptTokensDetails(Strict):
-    """Prompt tokens whose keys and values came from the exact prefix cache."""
+    """Prompt tokens that were not computed; the `looseleaf` report has their kinds."""
 
     cached_tokens: int
 
@@ -143,12 +143,30 @@ class ChatLogprobs(Strict):
     refusal: None = None
 
 
+class AnswerFunction(Strict):
+    """A called function, and the JSON text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(Strict):
+    """A call that the client makes and answers with a message of role `tool`."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
 class AssistantMessage(Strict):
-    """The answer."""
+    """The answer; its content may be null beside tool calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = Field(None, description="Absent without calls.")
+    reasoning_content: str | None = Field(None, description="Absent without thoughts.")
+    reasoning: str | None = Field(None, description="The same text, in another server's name.")
 
 
 class ChatChoice(Strict):
@@ -157,7 +175,9 @@ class ChatChoice(Strict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
+    prompt_token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
 
 
 class ChatCompletion(Strict):
@@ -189,6 +209,8 @@ class CompletionChoice(Strict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
+    prompt_token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
 
 
 class Completion(Strict):

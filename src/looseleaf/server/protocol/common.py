@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from looseleaf.server.protocol.base import FIRST_ONLY, Strict, Unsupported
+from looseleaf.server.protocol.base import FIRST_ONLY, Lenient, Strict
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
+from looseleaf.server.protocol.structured import Choices, Schema, StructuredOutputs
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 DocumentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
@@ -31,7 +32,7 @@ DocumentInputs = Annotated[list[DocumentInput], Field(max_length=4096), FIRST_ON
 """Above every server's own limit, which has a clearer message."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(Lenient):
     """Contents of a stream besides its text."""
 
     include_usage: bool | None = None
@@ -92,7 +93,30 @@ LogitBias = Annotated[
 ]
 
 
-class GenerationRequest(Strict):
+class NeutralFields(Lenient):
+    """Fields of other servers' clients that have no effect here, or one accepted value."""
+
+    user: str | None = Field(None, max_length=1024, description="A label for the log.")
+    store: bool | None = Field(None, description="No effect: answers are not stored.")
+    metadata: dict[str, Any] | None = Field(None, description="No effect.")
+    service_tier: str | None = Field(None, max_length=64, description="No effect.")
+    prompt_cache_key: str | None = Field(None, description="No effect: see `cache_salt`.")
+    prompt_cache_retention: str | None = Field(None, description="No effect.")
+    safety_identifier: str | None = Field(None, description="No effect.")
+    request_id: str | None = Field(None, description="No effect: see the header X-Request-Id.")
+    priority: Literal[0] | None = None
+    use_beam_search: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    length_penalty: Literal[1] | Annotated[float, Field(ge=1, le=1)] | None = None
+    early_stopping: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    detokenize: Literal[True] | None = None
+    prompt_logprobs: None = None
+    truncate_prompt_tokens: None = None
+    spaces_between_special_tokens: bool | None = Field(None, description="No effect.")
+
+
+class GenerationRequest(NeutralFields):
     """Fields of chat and completion requests; sampling fields beyond OpenAI's are vLLM's."""
 
     model: Name
@@ -105,7 +129,9 @@ class GenerationRequest(Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: LogitBias | None = None
     n: int | None = Field(None, ge=1, le=1024)
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_tokens: int | None = Field(
+        None, ge=0, le=2**31, description="0 computes the prompt and answers without text."
+    )
     min_tokens: int | None = Field(None, ge=0, le=2**31)
     stop: str | Annotated[list[str], Field(max_length=16), FIRST_ONLY] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=64), FIRST_ONLY] | None = None
@@ -115,10 +141,25 @@ class GenerationRequest(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = Field(None, max_length=1024, description="A label for the log.")
-    store: Literal[False] | None = None
-    metadata: Unsupported = None
-    service_tier: Literal["auto", "default"] | None = None
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="A constraint of the text; the `guided_` fields are its older names."
+    )
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    skip_special_tokens: bool | None = Field(
+        None, description="`false` leaves special tokens in the text."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Add `token_ids` and `prompt_token_ids` to every choice."
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Requests share cached keys and values only with those of the same salt.",
+    )
     deadline: float | None = Field(
         None,
         gt=0,
@@ -145,4 +186,10 @@ class GenerationRequest(Strict):
     def _stream_agrees(self) -> "GenerationRequest":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        guides = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        formats = (self.structured_outputs, *guides)
+        if sum(value is not None for value in formats) + (self.response_format is not None) > 1:
+            raise ValueError(
+                "give one of response_format, structured_outputs and the guided_ fields"
+            )
         return self

@@ -23,8 +23,6 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[Tokens], Field(min_length=1, max_length=4096), FIRST_ONLY]
     )
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
 
     @property

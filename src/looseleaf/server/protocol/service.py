@@ -1,12 +1,13 @@
 """Bodies of the endpoints for models, tokens and the server's state."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from looseleaf.server.protocol.base import Defaulting, Strict
+from looseleaf.server.protocol.base import FIRST_ONLY, Defaulting, Strict
 from looseleaf.server.protocol.chat import Messages
 from looseleaf.server.protocol.common import DocumentInputs, Name
+from looseleaf.server.protocol.completion import MAX_TOKENS
 
 
 class ModelBody(Strict):
@@ -16,6 +17,7 @@ class ModelBody(Strict):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["looseleaf"] = "looseleaf"
+    root: str = Field(description="The name of the base model.")
     max_model_len: int
     system_prompt_tokens: int = Field(description="Tokens of its system prompt.")
 
@@ -54,6 +56,36 @@ class TokenizeBody(Strict):
 
     tokens: list[int]
     count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Defaulting):
+    """``POST /detokenize``."""
+
+    model: Name | None = None
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS), FIRST_ONLY]
+
+
+class DetokenizeBody(Strict):
+    """The text of tokens, with special tokens."""
+
+    prompt: str
+
+
+class VersionBody(Strict):
+    """The server's version."""
+
+    version: str
+
+
+class TokenizerBody(Strict):
+    """The tokenizer of the model."""
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    special_tokens: dict[str, int]
+    chat_template: str | None
     max_model_len: int
 
 

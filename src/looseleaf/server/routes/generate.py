@@ -32,6 +32,12 @@ from looseleaf.server.routes.context import (
 from looseleaf.server.sampling import chat_params, completion_params
 from looseleaf.server.schema_limits import require_small
 from looseleaf.server.service import Service
+from looseleaf.server.tools.choice import (
+    reader_factory,
+    shows_markers,
+    template_variables,
+    tool_grammar,
+)
 
 _MIN_SECONDS = 0.001
 
@@ -47,19 +53,32 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     num_inline = sum(
         part.type == "document"
         for message in body.messages
-        if not isinstance(message.content, str)
+        if isinstance(message.content, list)
         for part in message.content
     )
     _check_documents(service, len(documents) + num_inline)
     tokenizer = service.llm.tokenizer
-    params = chat_params(body, tokenizer.vocab_size, service.advice)
+    params = chat_params(
+        body,
+        tokenizer.vocab_size,
+        service.advice,
+        tool_grammar=tool_grammar(body),
+        shows_markers=shows_markers(body, tokenizer, service.config),
+    )
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
     maker = service.prompts(caller)
     prompt = await service.prepare(
-        caller, due, maker.chat, body.messages, documents, model.system_prompt
+        caller,
+        due,
+        maker.chat,
+        body.messages,
+        documents,
+        model.system_prompt,
+        **template_variables(body, tokenizer),
     )
-    form = ChatForm(tokenizer, body.top_logprobs or 0)
+    make_reader = reader_factory(body, tokenizer, prompt.parts[-1].tokens, service.config)
+    form = ChatForm(tokenizer, body.top_logprobs or 0, make_reader)
     generation = _generation(request, body, [prompt], params, due)
     return await _answer(request, body, generation, form)
 
@@ -133,7 +152,7 @@ def _generation(
     return Generation(
         service_of(request),
         request_id_of(request),
-        caller_of(request),
+        caller_of(request).salted(body.cache_salt),
         prompts,
         params,
         seconds,
@@ -147,7 +166,8 @@ async def _answer(
 ) -> Response:
     options = body.stream_options
     usage = bool(body.stream and options is not None and options.include_usage)
-    answer = Answer(generation, form, body.model, usage)
+    is_empty = body.max_tokens == 0
+    answer = Answer(generation, form, body.model, usage, bool(body.return_token_ids), is_empty)
     try:
         if not body.stream:
             return JSONResponse(await until_gone(request.receive, answer.whole()))

@@ -6,15 +6,20 @@ from pathlib import PurePosixPath
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
+from looseleaf import __version__
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.answers import ERRORS
 from looseleaf.server.protocol.service import (
+    DetokenizeBody,
+    DetokenizeRequest,
     ModelBody,
     ModelList,
     StateBody,
     TokenizeBody,
+    TokenizerBody,
     TokenizeRequest,
+    VersionBody,
 )
 from looseleaf.server.reference import reference_page
 from looseleaf.server.routes.context import KEYED, TheCaller, TheService
@@ -63,6 +68,51 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
     tokens = [token for part in prompt.parts for token in part.tokens]
     limit = service.llm.facts.max_model_len
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+
+@keyed.post("/detokenize", response_model=DetokenizeBody, tags=["models"])
+async def detokenize(body: DetokenizeRequest, service: TheService, caller: TheCaller) -> Response:
+    """The text of token ids, special tokens included."""
+    service.model(body.model or service.base_model.name)
+    tokenizer = service.llm.tokenizer
+    beyond = [token for token in body.tokens if not 0 <= token <= tokenizer.last_token_id]
+    if beyond:
+        raise ApiError(
+            400,
+            f"tokens: the tokenizer has no token {beyond[0]}: its last is "
+            f"{tokenizer.last_token_id}",
+            param="tokens",
+            code="invalid_value",
+        )
+
+    def decode() -> str:
+        return tokenizer.decode(body.tokens, skip_special=False)
+
+    return JSONResponse({"prompt": await service.prepare(caller, service.due(), decode)})
+
+
+@keyed.get("/tokenizer_info", response_model=TokenizerBody, tags=["models"])
+async def tokenizer_info(service: TheService) -> Response:
+    """The special tokens and the chat template of the model."""
+    tokenizer = service.llm.tokenizer
+    special = {tokenizer.written(token): token for token in sorted(tokenizer.special_token_ids)}
+    template = tokenizer.chat_template_source() if tokenizer.has_chat_template else None
+    return JSONResponse(
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_ids": sorted(tokenizer.eos_token_ids),
+            "special_tokens": special,
+            "chat_template": template,
+            "max_model_len": service.llm.facts.max_model_len,
+        }
+    )
+
+
+@keyed.get("/version", response_model=VersionBody, tags=["server"])
+async def version() -> Response:
+    """The version of the server."""
+    return JSONResponse({"version": __version__})
 
 
 @keyed.get("/metrics", tags=["server"], response_class=Response)
@@ -128,6 +178,7 @@ def _model(service: Service, model: ServedModel) -> dict[str, object]:
         "object": "model",
         "created": service.created,
         "owned_by": "looseleaf",
+        "root": service.base_model.name,
         "max_model_len": service.llm.facts.max_model_len,
         "system_prompt_tokens": len(prompt.tokens) if prompt else 0,
     }

@@ -1,0 +1,1 @@
+"""Parsers of tool calls in answers, one module per family of models."""

@@ -1,0 +1,235 @@
+"""The base of all tool parsers: content up to a marker, then calls in the family's form.
+
+Two laws hold for every text and every cutting into pieces: the pieces give the events of the whole
+text, and content and markup in their order are the text. A form that is no call is content.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from looseleaf.server.tools.events import (
+    Call,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Markup,
+    Parsed,
+    collect,
+)
+from looseleaf.server.tools.json_reader import Status
+
+
+class Body(ABC):
+    """The text after an opening marker, read piece by piece.
+
+    ``end`` is the length of a complete body, or of the valid part of a broken body."""
+
+    status: Status = "open"
+    end: int = 0
+    text: str = ""
+
+    @abstractmethod
+    def feed(self, text: str) -> None:
+        """Append ``text``, and set ``status`` and ``end``."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The answer has ended: set ``status`` to complete or broken, and ``end``."""
+
+    @abstractmethod
+    def calls(self) -> Sequence[Call]:
+        """The calls of a complete body; empty if it has another form."""
+
+    def begun(self) -> Sequence[Call]:
+        """The calls whose names are known, with their arguments so far."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A marker, and the form of the calls after it.
+
+    ``anchored`` markers count at the begin of an answer and directly after a call only. ``kept``
+    markers are also the first characters of the body."""
+
+    marker: str
+    body: Callable[["ToolParser"], Body]
+    anchored: bool = False
+    kept: bool = False
+
+
+@dataclass
+class _Block:
+    """An opened block of calls; ``marker`` and ``taken`` are its raw text."""
+
+    opening: Opening
+    marker: str
+    body: Body
+    taken: str
+    sent: list[int] = field(default_factory=list)
+    """Characters of arguments that events have, by call."""
+
+
+class ToolParser(ABC):
+    """Reads one answer. ``schemas`` has the parameters of each tool, by name.
+
+    ``eager`` sends arguments before a call is complete. Use it for answers that follow a grammar:
+    a call that breaks keeps the pieces that were sent."""
+
+    name: ClassVar[str]
+    blanks: ClassVar[str] = " \t\r\n"
+    """Characters between calls that are no content."""
+
+    def __init__(
+        self, schemas: Mapping[str, Mapping[str, Any]] | None = None, *, eager: bool = False
+    ) -> None:
+        self.schemas = schemas or {}
+        self._eager = eager
+        self._openings = tuple(self.openings())
+        self._pending = ""
+        self._held = ""
+        self._at_boundary = True
+        self._block: _Block | None = None
+        self._calls = 0
+
+    @classmethod
+    @abstractmethod
+    def writes(cls, template: str) -> bool:
+        """Whether a chat template with this source writes calls in this form."""
+
+    @abstractmethod
+    def openings(self) -> Sequence[Opening]:
+        """The markers that open calls."""
+
+    @classmethod
+    def parse(cls, text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) -> Parsed:
+        """The content and the calls of a complete answer."""
+        parser = cls(schemas)
+        return collect([*parser.feed(text), *parser.finish()])
+
+    def feed(self, text: str) -> list[Event]:
+        """The events of the next piece."""
+        self._pending += text
+        return [*self._advance(is_last=False)]
+
+    def finish(self) -> list[Event]:
+        """The events of the text that was held back; the answer has ended."""
+        events = [*self._advance(is_last=True)]
+        if self._held:
+            after_calls = self._calls and self._at_boundary
+            events.append(Markup(self._held) if after_calls else Content(self._held))
+            self._held = ""
+        return events
+
+    def _advance(self, *, is_last: bool) -> Iterator[Event]:
+        while self._pending or (is_last and self._block is not None):
+            if self._block is None:
+                if not (yield from self._read_content(is_last)):
+                    return
+            elif not (yield from self._read_block(is_last)):
+                return
+
+    def _read_content(self, is_last: bool) -> Generator[Event, None, bool]:
+        """Send content up to the next marker; False if the text must grow first."""
+        if self._at_boundary:
+            rest = self._pending.lstrip(self.blanks)
+            self._held += self._pending[: len(self._pending) - len(rest)]
+            self._pending = rest
+            if not rest:
+                return False
+        at, opening = self._next_opening()
+        if opening is not None and at == 0:
+            self._open(opening)
+            return True
+        safe = at if is_last or opening is not None else self._safe_length()
+        if safe == 0:
+            return False
+        yield Content(self._held + self._pending[:safe])
+        self._held, self._pending, self._at_boundary = "", self._pending[safe:], False
+        return True
+
+    def _next_opening(self) -> tuple[int, Opening | None]:
+        """The place and the form of the first marker, else the length of the pending text."""
+        best: tuple[int, int, Opening | None] = (len(self._pending), 0, None)
+        for opening in self._openings:
+            if opening.anchored:
+                at = 0 if self._at_boundary and self._pending.startswith(opening.marker) else -1
+            else:
+                at = self._pending.find(opening.marker)
+            if at >= 0:
+                best = min(best, (at, -len(opening.marker), opening), key=lambda place: place[:2])
+        return best[0], best[2]
+
+    def _safe_length(self) -> int:
+        """Characters of the pending text that can belong to no marker."""
+        for at in range(max(0, len(self._pending) - self._longest), len(self._pending)):
+            tail = self._pending[at:]
+            for opening in self._openings:
+                possible = not opening.anchored or (at == 0 and self._at_boundary)
+                if possible and opening.marker.startswith(tail):
+                    return at
+        return len(self._pending)
+
+    @property
+    def _longest(self) -> int:
+        return max(len(opening.marker) for opening in self._openings)
+
+    def _open(self, opening: Opening) -> None:
+        length = 0 if opening.kept else len(opening.marker)
+        marker, self._pending = self._pending[:length], self._pending[length:]
+        self._block = _Block(opening, marker, opening.body(self), "")
+
+    def _read_block(self, is_last: bool) -> Generator[Event, None, bool]:
+        """Read the open block; False if the text must grow first."""
+        block = self._block
+        assert block is not None
+        block.body.feed(self._pending)
+        block.taken, self._pending = block.taken + self._pending, ""
+        if block.body.status == "open" and is_last:
+            block.body.finish()
+        if self._eager:
+            yield from self._send(block, block.body.begun())
+        if block.body.status == "open":
+            return False
+        calls = self._complete_calls(block)
+        if not calls and not block.sent:
+            yield from self._give_back(block)
+            return True
+        yield from self._send(block, calls)
+        yield from (CallEnd(self._calls + number) for number in range(len(block.sent)))
+        end = block.body.end
+        yield Markup(self._held + block.marker + block.taken[:end])
+        self._calls += len(block.sent)
+        self._held, self._pending, self._at_boundary = "", block.taken[end:], True
+        self._block = None
+        return True
+
+    def _complete_calls(self, block: _Block) -> Sequence[Call]:
+        """The calls of a block; none if an answer without a marker names an unknown tool."""
+        calls = block.body.calls() if block.body.status == "complete" else ()
+        unknown = self.schemas and any(call.name not in self.schemas for call in calls)
+        return () if block.opening.anchored and unknown else calls
+
+    def _send(self, block: _Block, calls: Sequence[Call]) -> Iterator[Event]:
+        """The pieces of ``calls`` that no event has."""
+        for number, call in enumerate(calls):
+            index = self._calls + number
+            if number == len(block.sent):
+                block.sent.append(0)
+                yield CallBegin(index, call.name)
+            piece = call.arguments[block.sent[number] :]
+            if piece:
+                block.sent[number] += len(piece)
+                yield CallArguments(index, piece)
+
+    def _give_back(self, block: _Block) -> Iterator[Event]:
+        """The marker of a block without calls is content; the text after it is read again."""
+        length = max(1, len(block.marker))
+        raw = block.marker + block.taken
+        yield Content(self._held + raw[:length])
+        self._held, self._pending, self._at_boundary = "", raw[length:], False
+        self._block = None
