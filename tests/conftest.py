@@ -49,7 +49,7 @@ SMOKE = tuple(
 SHAPES = tuple(
     TESTS / name
     for name in (
-        *("attention", "blend", "index/host", "kv", "rope", "sparse/test_laws.py"),
+        *("attention", "blend", "index/test_hosted_work.py", "kv", "rope", "sparse/test_laws.py"),
         *("engine/test_law_exact.py", "models/test_quantized.py", "retro/test_dense.py"),
         *("ops/test_merge_states.py", "ops/test_dispatch.py", "ops/test_prefill_attention.py"),
     )
