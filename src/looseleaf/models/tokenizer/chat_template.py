@@ -20,6 +20,15 @@ from looseleaf.sandbox.templates import compile_template, parse_template, render
 
 OPEN, CLOSE = "\U000f0000", "\U000f0001"
 DOCUMENT_CUT = "\U000f0002"
+# wrappers in Python's notation of objects, and in JSON of ASCII
+_ESCAPES = {
+    "\\U000f0000": OPEN,
+    "\\U000f0001": CLOSE,
+    "\\udb80\\udc00": OPEN,
+    "\\udb80\\udc01": CLOSE,
+}
+# a pair of backslashes is an escaped backslash; users' own escapes are wrapped
+_ESCAPED = re.compile(rf"\\\\|(?<!{OPEN})(?:{'|'.join(map(re.escape, _ESCAPES))})")
 _LIMITS = Limits(seconds=2.0, mib=512, output=1 << 26)
 _ROLE = re.compile(r"\w+")
 # accepted although templates that print any role do not name them
@@ -35,7 +44,7 @@ class Protector:
 
     def __init__(self, markers: Iterable[str]) -> None:
         literals = sorted({*markers, OPEN, CLOSE, DOCUMENT_CUT}, key=len, reverse=True)
-        alternatives = "|".join(re.escape(literal) for literal in literals)
+        alternatives = "|".join(re.escape(literal) for literal in [*_ESCAPES, *literals])
         self._literal = re.compile(alternatives)
         self.wrapped = re.compile(f"{OPEN}({alternatives}|){CLOSE}", re.DOTALL)
         self._half = re.compile(f"(?P<whole>{self.wrapped.pattern})|{OPEN}|{CLOSE}", re.DOTALL)
@@ -61,11 +70,13 @@ class Protector:
         return self.wrapped.sub(lambda match: match[1], text)
 
     def mend(self, text: str) -> str:
-        """``text`` with each half of a wrapper replaced by an empty wrapper.
+        """``text`` with escaped wrappers restored, and each half of one replaced by an empty one.
 
-        A template that splits at a marker cuts wrappers in two. Wrapper characters in users' text
-        are wrapped, so every half is the template's. An empty wrapper separates its neighbours.
+        JSON in ASCII and Python's notation of objects escape wrappers. A template that splits at a
+        marker cuts wrappers in two. Wrapper characters in users' text are wrapped, so every half
+        is the template's. An empty wrapper separates its neighbours.
         """
+        text = _ESCAPED.sub(lambda match: _ESCAPES.get(match[0], match[0]), text)
         return self._half.sub(lambda match: match["whole"] or OPEN + CLOSE, text)
 
     def protect_tree(self, value: Any) -> Any:
