@@ -80,6 +80,26 @@ def test_instruction_sets_agree_bit_for_bit(name: str) -> None:
     assert all(torch.equal(products[0], other) for other in products)
 
 
+@pytest.mark.parametrize("byte", [0, 127, 128, 255])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@EVERY_FORMAT
+def test_the_largest_codes_overflow_no_sum(name: str, byte: int, sign: float) -> None:
+    layout = FORMATS[name]
+    blocks = torch.full((GROUP, 2 * layout.block_bytes), byte, dtype=torch.uint8)
+    # a float16 of 0.00195 at every place where a format may have a scale
+    half = torch.tensor([0, 24], dtype=torch.uint8)
+    for start in range(0, 2 * layout.block_bytes, layout.block_bytes):
+        for place in (208,) if name == "Q6_K" else (0, 2) if layout.has_min else (0,):
+            blocks[:, start + place : start + place + 2] = half
+    if layout.bits == 16:
+        blocks.view(torch.int16).fill_(0x1800)
+    x = torch.full((1, 2 * layout.block), sign)
+    for instructions in supported_instructions():
+        matrix = PackedMatrix(blocks, layout, x.dtype, instructions)
+        exact = x.double() @ BlockMatrix(name, blocks).dequantize().double().T
+        torch.testing.assert_close(product(matrix, x).double(), exact, rtol=1e-4, atol=1e-3)
+
+
 @settings(max_examples=60)
 @given(
     name=st.sampled_from(list(FORMATS)),
