@@ -216,3 +216,14 @@ def test_options_of_the_library_have_the_names_of_bodies_and_flags() -> None:
         parse_policies(
             asked.model_copy(update={"fuse": FuseInput(selector="links", ratio=0.1, tokens=9)})
         )
+
+
+def test_requests_of_guidellm_are_valid() -> None:
+    # its stream options have a field that is not OpenAI's
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "m", "stream": True, "stream_options": options, "ignore_eos": True}
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}
+    assert ChatRequest.model_validate(body | chat | {"max_completion_tokens": 4}).stream_options
+    completion = CompletionRequest.model_validate(body | {"prompt": "Hi", "max_tokens": 4})
+    assert completion.stream_options
+    assert completion.stream_options.include_usage

@@ -60,7 +60,7 @@ SHAPES = {
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
     },

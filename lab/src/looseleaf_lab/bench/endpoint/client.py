@@ -155,6 +155,8 @@ class _Reading:
                 self._ended = True
                 continue
             event = json.loads(data)
+            if not isinstance(event, dict):
+                raise ValueError("an event is a JSON object")
             self._failed = self._failed or "error" in event
             if usage := event.get("usage"):
                 self.tokens = usage.get("completion_tokens") or 0

@@ -1,6 +1,7 @@
 """Facts about an endpoint before its load: model, tokens per word, and registered documents."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,8 @@ _PROBES = (64, 320)
 
 async def find_model(endpoint: Endpoint, timeout: float) -> str:
     """The first id of ``/v1/models``. Raises LooseleafError if there is none."""
-    models = (await _json(endpoint, "GET", "/v1/models", None, timeout)).get("data")
+    models = await _json(endpoint, "GET", "/v1/models", None, timeout)
+    models = models.get("data") if isinstance(models, dict) else None
     if not isinstance(models, list) or not models:
         raise LooseleafError(f"{endpoint.url} lists no models: give --model")
     return str(models[0]["id"])
@@ -37,10 +39,16 @@ async def register(endpoint: Endpoint, texts: Sequence[str], timeout: float) -> 
     """The endpoint with an id for each text. Raises LooseleafError if one is refused."""
     ids = {}
     for number, text in enumerate(texts):
-        body = {"id": f"bench-http-{number}", "text": text}
+        body = {"id": f"bench-http-{os.getpid()}-{number}", "text": text}
         await _json(endpoint, "POST", "/v1/documents", body, timeout)
         ids[text] = body["id"]
     return replace(endpoint, ids=ids)
+
+
+async def delete(endpoint: Endpoint, timeout: float) -> None:
+    """Deletes the documents of `register`. Raises LooseleafError if one is refused."""
+    for name in (endpoint.ids or {}).values():
+        await _json(endpoint, "DELETE", f"/v1/documents/{name}", None, timeout)
 
 
 async def words_per_token(endpoint: Endpoint, timeout: float) -> float:
@@ -73,6 +81,6 @@ async def _json(endpoint: Endpoint, method: str, path: str, body: Any, timeout: 
         text = data[:300].decode("utf-8", "replace")
         raise LooseleafError(f"{endpoint.url}{path}: status {status}: {text}")
     try:
-        return json.loads(data)
+        return json.loads(data or b"null")
     except ValueError as error:
         raise LooseleafError(f"{endpoint.url}{path} answers no JSON") from error

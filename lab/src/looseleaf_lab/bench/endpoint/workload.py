@@ -10,11 +10,31 @@ from looseleaf.errors import InvalidOption
 Kind = Literal["chat", "completions"]
 DocumentsAs = Literal["text", "field", "id"]
 _WORDS = (
-    "time year people way day man thing woman life child world school state family student group "
-    "country problem hand part place case week company system program question work number night "
-    "point home water room mother area money story fact month lot right study book eye job word "
-    "business issue side kind head house service friend father power hour game line end member"
-).split()
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+)
 
 
 @dataclass(frozen=True)

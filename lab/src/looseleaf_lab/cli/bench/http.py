@@ -73,18 +73,33 @@ def http(url: str | None, shape: str | None, device: str, output: Path | None, *
 
 
 def _measure(url: str, label: str, o: dict[str, Any], progress: "Progress") -> Iterator[Any]:
-    """A row per load; warns if a client process is busy."""
-    from looseleaf_lab.bench.endpoint.figures import summarize
-    from looseleaf_lab.bench.endpoint.load import BUSY, run_load, split
+    """A row per load; registered documents are deleted afterwards."""
+    from looseleaf_lab.bench.endpoint.discovery import delete, register
 
     endpoint, ratio = asyncio.run(_discover(url, o))
     loads = list(_loads(o, ratio))
     texts = sorted({text for _, _, prompts in loads for p in prompts for text in p.documents})
     if endpoint.documents_as == "id" and texts:
-        from looseleaf_lab.bench.endpoint.discovery import register
-
         progress.stage(f"registering {len(texts)} documents")
         endpoint = asyncio.run(register(endpoint, texts, o["timeout"]))
+    try:
+        yield from _run(endpoint, label, o, loads, len(texts), progress)
+    finally:
+        asyncio.run(delete(endpoint, o["timeout"]))
+
+
+def _run(
+    endpoint: "Endpoint",
+    label: str,
+    o: dict[str, Any],
+    loads: "list[tuple[str, int, list[Prompt]]]",
+    documents: int,
+    progress: "Progress",
+) -> Iterator[Any]:
+    """A row per load; warns if a client process is busy."""
+    from looseleaf_lab.bench.endpoint.figures import summarize
+    from looseleaf_lab.bench.endpoint.load import BUSY, run_load, split
+
     clients = o["clients"] or max(1, (os.cpu_count() or 2) // 2)
     for name, streams, prompts in progress.over(loads, lambda load: load[0]):
         shares = split(endpoint, prompts, streams, clients, o["timeout"])
@@ -103,8 +118,8 @@ def _measure(url: str, label: str, o: dict[str, Any], progress: "Progress") -> I
             "clients": len(shares),
             "input": "trace" if o["trace"] else o["input_tokens"],
             "output": "trace" if o["trace"] else o["output_tokens"],
-            "documents": len(texts),
-            "documents_as": endpoint.documents_as if texts else "none",
+            "documents": documents,
+            "documents_as": endpoint.documents_as if documents else "none",
             **summarize(outcome.answers),
             "client_cpu_share": outcome.cpu_share,
         }
