@@ -44,7 +44,9 @@ def summarize(answers: Sequence[Answer]) -> Figures:
     complete = [answer for answer in answers if not answer.error]
     first = [1e3 * (a.chunks[0] - a.start) for a in complete]
     per_token = [
-        1e3 * (a.chunks[-1] - a.chunks[0]) / (a.tokens - 1) for a in complete if a.tokens > 1
+        1e3 * (a.chunks[-1] - a.chunks[0]) / (a.tokens - 1)
+        for a in complete
+        if len(a.chunks) > 1 < a.tokens
     ]
     gaps = [1e3 * gap for a in complete for gap in a.gaps]
     tokens = sum(a.tokens for a in complete)
