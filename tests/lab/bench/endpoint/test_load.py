@@ -43,6 +43,19 @@ def test_an_open_loop_sends_at_the_schedule_without_waiting_for_answers() -> Non
     assert clock.now == 102.0
 
 
+def test_a_late_client_adds_its_delay_to_the_wait() -> None:
+    clock = Clock()
+
+    async def oversleep(seconds: float) -> None:
+        clock.now += seconds + 0.25
+
+    async def send(prompt: Prompt, start: float) -> Answer:
+        return Answer(start, (clock.now,), 1)
+
+    (answer,) = asyncio.run(open_loop([Prompt((), "", 1, 0.5)], send, clock, oversleep))
+    assert answer.chunks[0] - answer.start == 0.25
+
+
 def test_a_closed_loop_has_at_most_its_streams_in_flight() -> None:
     running, peaks = [0], list[int]()
 
