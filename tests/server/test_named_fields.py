@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from looseleaf.errors import InvalidOption
 from looseleaf.server.errors import ApiError, as_api_error, describe_invalid
 from looseleaf.server.policies import parse_policies
-from looseleaf.server.protocol.base import Strict
+from looseleaf.server.protocol.base import IGNORED, Strict
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.completion import CompletionRequest
 from looseleaf.server.protocol.documents import RegisterRequest
@@ -216,3 +216,17 @@ def test_options_of_the_library_have_the_names_of_bodies_and_flags() -> None:
         parse_policies(
             asked.model_copy(update={"fuse": FuseInput(selector="links", ratio=0.1, tokens=9)})
         )
+
+
+def test_requests_of_guidellm_are_valid() -> None:
+    # its stream options have a field that is not OpenAI's
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "m", "stream": True, "stream_options": options, "ignore_eos": True}
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}
+    token = IGNORED.set([])
+    try:
+        ChatRequest.model_validate(body | chat | {"max_completion_tokens": 4})
+        CompletionRequest.model_validate(body | {"prompt": "Hi", "max_tokens": 4})
+        assert IGNORED.get() == ["continuous_usage_stats"] * 2
+    finally:
+        IGNORED.reset(token)

@@ -24,7 +24,46 @@ SHAPES = {
         "tie_word_embeddings": True,
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
-    }
+    },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    },
+    "tiny": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 2048,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    },
 }
 
 
@@ -40,8 +79,8 @@ def write_random_checkpoint(shape: str, folder: Path) -> Path:
     config = SHAPES[shape]
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        name: (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)
-        for name, size in _qwen2_tensors(config)
+        name: torch.empty(size, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=generator)
+        for name, size in _tensors(config)
     }
     for name in tensors:
         if name.endswith("norm.weight"):
@@ -54,7 +93,7 @@ def write_random_checkpoint(shape: str, folder: Path) -> Path:
     return folder
 
 
-def _qwen2_tensors(config: dict[str, object]) -> list[tuple[str, tuple[int, ...]]]:
+def _tensors(config: dict[str, object]) -> list[tuple[str, tuple[int, ...]]]:
     hidden, inner = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
     heads, kv_heads = (int(str(config[f"num_{k}_heads"])) for k in ("attention", "key_value"))
     kv = hidden // heads * kv_heads
@@ -62,11 +101,14 @@ def _qwen2_tensors(config: dict[str, object]) -> list[tuple[str, tuple[int, ...]
         ("model.embed_tokens.weight", (int(str(config["vocab_size"])), hidden)),
         ("model.norm.weight", (hidden,)),
     ]
+    if not config["tie_word_embeddings"]:
+        tensors.append(("lm_head.weight", (int(str(config["vocab_size"])), hidden)))
     for layer in range(int(str(config["num_hidden_layers"]))):
         prefix = f"model.layers.{layer}"
         for letter, rows in (("q", hidden), ("k", kv), ("v", kv)):
             tensors.append((f"{prefix}.self_attn.{letter}_proj.weight", (rows, hidden)))
-            tensors.append((f"{prefix}.self_attn.{letter}_proj.bias", (rows,)))
+            if config["model_type"] == "qwen2":
+                tensors.append((f"{prefix}.self_attn.{letter}_proj.bias", (rows,)))
         tensors.append((f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)))
         tensors.append((f"{prefix}.mlp.gate_proj.weight", (inner, hidden)))
         tensors.append((f"{prefix}.mlp.up_proj.weight", (inner, hidden)))

@@ -13,6 +13,7 @@ from looseleaf.errors import InvalidOption, install
 from looseleaf_lab.cli.bench.claims import hits, lazy, rate, relay
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
+from looseleaf_lab.cli.bench.http import http
 from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 from looseleaf_lab.cli.bench.select import select
@@ -246,7 +247,7 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     show_table(rows, f"attention: heads of {head_dim}", columns)
 
 
-for _command in (fuse, hits, hosted, index, lazy, rate, relay, select, tiers):
+for _command in (fuse, hits, hosted, http, index, lazy, rate, relay, select, tiers):
     bench.add_command(_command)
 
 for _command in bench.commands.values():

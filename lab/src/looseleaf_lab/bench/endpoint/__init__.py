@@ -1,0 +1,1 @@
+"""``bench http``: load for an OpenAI endpoint, from client processes without PyTorch."""
