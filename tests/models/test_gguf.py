@@ -89,9 +89,10 @@ def test_matrices_keep_their_format_and_its_values(kind: str, tmp_path: Path) ->
     shape = read_config(folder)
     kept = load_weights(folder, shape, torch.float32).layers[0].qkv.weight
     plain = load_weights(folder, shape, torch.float32, packed=False).layers[0].qkv.weight
-    assert isinstance(kept, QuantizedWeight) == kind.startswith("Q")
-    if isinstance(kept, QuantizedWeight):
-        torch.testing.assert_close(kept.dequantize(), plain)
+    assert isinstance(kept, QuantizedWeight)
+    torch.testing.assert_close(kept.dequantize(), plain)
+    half = load_weights(folder, shape, torch.bfloat16).layers[0].qkv.weight
+    assert isinstance(half, QuantizedWeight) == kind.startswith("Q")
     layer = model.model.layers[0].self_attn
     exact = torch.cat([p.weight for p in (layer.q_proj, layer.k_proj, layer.v_proj)]).detach()
     step = {"Q8_0": 127, "Q4_0": 7, "F16": 1000, "BF16": 128}[kind]

@@ -67,12 +67,15 @@ def require_kinds(options: Any) -> None:
         if isinstance(value, list):
             value = tuple(value)
             object.__setattr__(options, name, value)
-        if get_origin(kind) is Literal:
-            *words, last = get_args(kind)
+        union = get_origin(kind) in (Union, UnionType)
+        kinds = get_args(kind) if union else (kind,)
+        present = [arm for arm in kinds if arm is not type(None)]
+        is_absent = value is None and len(present) < len(kinds)
+        if len(present) == 1 and get_origin(present[0]) is Literal and not is_absent:
+            *words, last = get_args(present[0])
             message = f"unknown {name} {shown(value)}: use {', '.join(words)} or {last}"
             require(value in (*words, last), message, name)
-        union = get_origin(kind) in (Union, UnionType)
-        _require_kind(name, get_args(kind) if union else (kind,), value)
+        _require_kind(name, kinds, value)
 
 
 def _require_kind(name: str, kinds: Sequence[Any], value: object, each: str = "") -> None:

@@ -263,7 +263,9 @@ class _Reader(_Checker):
 
     def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
         entries = [self._entries[name] for name in names]
-        blocks = [block_matrix(e) if isinstance(e, BlockEntry) else None for e in entries]
+        blocks = [
+            block_matrix(e, self._dtype) if isinstance(e, BlockEntry) else None for e in entries
+        ]
         if self._keeps_blocks and None not in blocks:
             return QuantizedWeight.create([b for b in blocks if b is not None], self._dtype)
         return super().matrix(names, sizes, fan_in)

@@ -35,11 +35,13 @@ def copy_values(entry: BlockEntry, target: Tensor, first: int = 0) -> None:
     target.copy_(pairs.reshape(whole.shape)[first : first + len(target)])
 
 
-def block_matrix(entry: BlockEntry) -> BlockMatrix | None:
-    """The matrix of ``entry`` in its blocks, mapped from the file; None if it has no blocks.
+def block_matrix(entry: BlockEntry, dtype: torch.dtype) -> BlockMatrix | None:
+    """The matrix of ``entry`` in its blocks, mapped from the file, for activations in ``dtype``.
 
-    Rows of interleaved heads are copied in the order of Transformers."""
-    if entry.dtype not in FORMATS or len(entry.shape) != 2 or entry.added:
+    None for a format without blocks, and for 16-bit values if ``dtype`` has 16 bits, too. Rows of
+    interleaved heads are copied in the order of Transformers."""
+    is_plain = entry.dtype in _DTYPES and dtype is not torch.float32
+    if entry.dtype not in FORMATS or len(entry.shape) != 2 or entry.added or is_plain:
         return None
     content = np.memmap(entry.path, np.uint8, "c", entry.start, (entry.end - entry.start,))
     blocks = torch.from_numpy(content).view(entry.shape[0], -1)
