@@ -20,10 +20,12 @@ REST = tuple(
     TESTS / name
     for name in (
         *("lab", "docs", "deploy", "training", "gpu", "real", "server/clients"),
-        *("server/test_page.py", "server/test_fuzz.py", "test_gpu_report.py"),
+        *("server/test_page.py", "server/test_fuzz.py", "server/test_tools.py"),
+        "test_gpu_report.py",
         # servers as processes, which start for seconds each
         *("server/test_ending.py", "server/test_drain.py", "server/test_hosted.py"),
         *("server/test_stalled.py", "server/test_line_writer.py", "server/test_processes.py"),
+        *("server/test_registering.py", "server/test_tenants.py"),
     )
 )
 
