@@ -21,7 +21,6 @@ def ask(client, **options):
 @pytest.mark.parametrize(
     ("options", "error", "code", "word"),
     [
-        ({"extra_body": {"document": []}}, openai.BadRequestError, "invalid_value", "'document'"),
         ({"extra_body": {"fuse": "everything"}}, openai.BadRequestError, "invalid_value", "fuse"),
         ({"temperature": -1}, openai.BadRequestError, "invalid_value", "temperature"),
         ({"max_completion_tokens": 0}, openai.BadRequestError, "invalid_value", "max_completion"),
