@@ -1,4 +1,7 @@
-"""The prefill rows of a step by a time goal, so that long prompts do not delay running outputs."""
+"""The prefill rows of a step by a time goal, so that long prompts do not delay running outputs.
+
+It has an effect with ``step_ms`` only. `Scheduler` decides on the rows of every step.
+"""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass

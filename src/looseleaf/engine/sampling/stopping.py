@@ -1,6 +1,7 @@
 """The end of an output: stop ids, end of sequence, length, and stop strings in the growing text.
 
-There is a checker per output. It withholds text from the stream that may begin a stop string.
+There is a checker per output. API processes run it in
+`llm.remote.stream`. It withholds text from the stream that may begin a stop string.
 """
 
 from collections.abc import Collection
