@@ -27,7 +27,7 @@ from tests.engine.harness import Folder, assert_idle, make_llm, words
 
 
 class Eager(Captures):
-    """Captures whose replays compute anew, over what stands in their tensors by then.
+    """Captures whose replays compute again, over the current contents of their tensors.
 
     Graphs that ``share`` their memory lose what they left when another one runs."""
 

@@ -113,9 +113,9 @@ def test_errors_and_documents_cross_the_link(checkpoint: Folder) -> None:
             infos = [info async for info in remote.register(document, document_id="d", salt="s")]
             assert infos[-1].state == "ready" and (await remote.document("d", "s")).id == "d"
             assert [info.id for info in await remote.documents("s")] == ["d"]
-            found = await asyncio.to_thread(remote.registered, "d", "s")
-            assert (found.text, found.name) == (document.text, "title")
-            assert await asyncio.to_thread(remote.registered, "d", "s") is found
+            copy = await asyncio.to_thread(remote.registered, "d", "s")
+            assert (copy.text, copy.name) == (document.text, "title")
+            assert await asyncio.to_thread(remote.registered, "d", "s") is copy
             with pytest.raises(DocumentNotFound):
                 await asyncio.to_thread(remote.registered, "d", "other salt")
             assert (await remote.pin("d", "s")).pinned

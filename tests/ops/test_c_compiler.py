@@ -26,7 +26,7 @@ Compiler = Callable[[str], Path]
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was compiled before, and what is said is said again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native_build._process_folder.cache_clear()
+    native_build.process_folder.cache_clear()
     best_options.cache_clear()
 
 
@@ -131,7 +131,7 @@ def test_what_a_cache_has_is_taken_out_of_it_where_nothing_can_be_written(
     assert answer(111) == 111
     load_library.cache_clear()
     native_build._try_to_load.cache_clear()
-    monkeypatch.setattr(native_build, "_can_write_to", lambda folder: False)
+    monkeypatch.setattr(native_build, "can_write_to", lambda folder: False)
     with caplog.at_level(logging.WARNING):
         assert answer(111) == 111
     assert not caplog.text
@@ -144,7 +144,7 @@ def test_who_has_no_home_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", nowhere)
     assert answer(112) == 112
-    assert oct(cache_folder().stat().st_mode & 0o777) == "0o700"
+    assert oct(cache_folder().parent.stat().st_mode & 0o777) == "0o700"
 
 
 def test_a_machine_has_the_lanes_of_its_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,8 +159,8 @@ def test_a_value_that_is_not_finite_reaches_its_row_only(value: float) -> None:
     x[2, 100] = value
     marked = product(matrix, x)
     assert marked[2].isnan().all()
-    others = [0, 1, 3]
-    assert torch.equal(marked[others], clean[others])
+    finite = [0, 1, 3]
+    assert torch.equal(marked[finite], clean[finite])
 
 
 def test_sums_with_bias_and_residual_are_rounded_once() -> None:

@@ -23,7 +23,7 @@ def started(*arguments: str, plant: str = "") -> tuple[subprocess.Popen[str], st
     there before."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
     if plant:
-        # what is planted is run in one process
+        # a planted fault needs the engine in the same process
         environment["LOOSELEAF_API_PROCESSES"] = "0"
     process = subprocess.Popen(
         [sys.executable, "-c", plant + RUN, "serve", "--port", "0", *arguments],

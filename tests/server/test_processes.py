@@ -1,4 +1,4 @@
-"""A server of several processes: what is lost with each of them, and what holds over all."""
+"""A server of several processes: the loss of each, and limits over all."""
 
 import asyncio
 import json
@@ -91,8 +91,8 @@ def test_answers_and_metrics_are_those_of_one_server(server: Running) -> None:
     assert sources == ["computed"] + 5 * ["cached"]
     with connected(server) as client:
         metrics = client.get("/metrics").text
-    asked = 'looseleaf_http_responses_total{route="/v1/chat/completions",status="200"} 6.0'
-    assert asked in metrics.splitlines()
+    answered = 'looseleaf_http_responses_total{route="/v1/chat/completions",status="200"} 6.0'
+    assert answered in metrics.splitlines()
     assert 'looseleaf_requests_total{end="finished"} 6.0' in metrics.splitlines()
 
 

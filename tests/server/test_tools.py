@@ -32,7 +32,7 @@ PLACE = {
 }
 WEATHER = {"name": "get_weather", "description": "The weather.", "parameters": PLACE}
 CLOCK = {"name": "get_time", "parameters": {"type": "object", "properties": {}}}
-TOOLS: list[Any] = [{"type": "function", "function": one} for one in (WEATHER, CLOCK)]
+TOOLS: list[Any] = [{"type": "function", "function": tool} for tool in (WEATHER, CLOCK)]
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 

@@ -29,6 +29,7 @@ from looseleaf.models import (
 )
 from looseleaf.models.checkpoint.checkpoint import list_tensors
 from looseleaf.models.checkpoint.file_state import folder_state, require_unchanged
+from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.rope.frames import model_rope_fingerprint
 from looseleaf.tiers import Tiers
@@ -102,11 +103,12 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
             ", ".join(advice),
         )
     dtype = _pick_dtype(config, shape, device)
+    native = device.type == "cpu" and config.cpu_kernels != "torch"
     if device.type == "cpu":
-        _compare_with_memory(folder, dtype)
+        _compare_with_memory(folder, dtype, keeps_blocks=native)
     make_room(device)
     threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
-    weights = load_weights(folder, shape, dtype, device, native=config.cpu_kernels != "torch")
+    weights = load_weights(folder, shape, dtype, device, native=native)
     fingerprint = model_fingerprint(folder, whole=config.tiers.outlive)
     require_unchanged(folder, files)
     return LoadedModel(
@@ -122,10 +124,15 @@ def make_room(device: torch.device) -> None:
         gc.collect()
 
 
-def _compare_with_memory(folder: Path, dtype: torch.dtype) -> None:
+def _compare_with_memory(folder: Path, dtype: torch.dtype, *, keeps_blocks: bool) -> None:
     """Log a warning if the weights exceed free memory, where the system may kill the process."""
-    numbers = sum(math.prod(entry.shape) for entry in list_tensors(folder).values())
-    needed, free = numbers * dtype.itemsize, available_memory()
+    needed = sum(
+        entry.end - entry.start
+        if keeps_blocks and isinstance(entry, BlockEntry)
+        else math.prod(entry.shape) * dtype.itemsize
+        for entry in list_tensors(folder).values()
+    )
+    free = available_memory()
     if needed > free:
         _log.warning(
             "the weights take %.1f GiB and %.1f GiB of memory are free, so loading may fail or end "

@@ -12,7 +12,13 @@ import msgspec
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.entry import DocumentInfo
-from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, EngineLost
+from looseleaf.errors import (
+    DeadlineExceeded,
+    DocumentNotFound,
+    EngineClosed,
+    EngineFault,
+    EngineLost,
+)
 from looseleaf.llm.client import EngineFacts
 from looseleaf.llm.preparation import PromptThreads
 from looseleaf.llm.remote.link import Link
@@ -285,9 +291,14 @@ class RemoteEngine:
     async def _find(self, document_id: str, salt: str) -> Document:
         key = document_id, salt
         edition, document = self._documents.get(key, (None, None))
-        answer: Any = await self._ask(
-            "registered", Any, document_id=document_id, salt=salt, known=edition
-        )
+        try:
+            answer: Any = await self._ask(
+                "registered", Any, document_id=document_id, salt=salt, known=edition
+            )
+        except DocumentNotFound:
+            # another process may have deleted it
+            self._documents.pop(key, None)
+            raise
         if answer is None and document is not None:
             return document
         edition, text, name, context, tokens = answer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from looseleaf.errors import CorruptCheckpoint
+from looseleaf.models.checkpoint.gguf.folder import stored_files
 
 _NAMES = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "gguf.json"),
@@ -30,13 +31,15 @@ class FileState(NamedTuple):
 
 
 def folder_state(folder: Path) -> dict[str, FileState]:
-    """The state of each file of a model, by its name in ``folder``."""
+    """The state of each file of a model, by its name in ``folder`` or its path elsewhere."""
     paths = [folder / name for name in _NAMES]
     paths += [path for pattern in _PATTERNS for path in folder.glob(pattern)]
+    named = {str(path.relative_to(folder)): path for path in paths}
+    named |= {str(path): path for path in stored_files(folder)}
     states = {}
-    for path in paths:
+    for name, path in named.items():
         try:
-            states[str(path.relative_to(folder))] = FileState.of(path.stat())
+            states[name] = FileState.of(path.stat())
         except OSError:
             # the reader of a missing file raises a better error
             continue

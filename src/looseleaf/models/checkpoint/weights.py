@@ -241,13 +241,13 @@ class _Reader(_Checker):
         dtype: torch.dtype,
         device: torch.device,
         packed: bool,
-        native_norms: bool,
+        native: bool,
     ) -> None:
         super().__init__(folder, entries)
         self._dtype, self._device, self._packed = dtype, device, packed
-        self._native_norms = native_norms
-        # other devices have no products by blocks
-        self._keeps_blocks = packed and device.type == "cpu"
+        self._native_norms = native
+        # without C kernels a product would dequantize its blocks at every call
+        self._keeps_blocks = packed and native
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
 
     def __enter__(self) -> "_Reader":

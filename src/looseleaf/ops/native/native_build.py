@@ -93,8 +93,8 @@ def _find_or_compile(
     # Path.exists raises below another user's private folder
     if os.path.exists(path):
         return path
-    if not _can_write_to(path.parent):
-        path = _process_folder() / path.name
+    if not can_write_to(path.parent):
+        path = process_folder() / path.name
     if not path.exists():
         compile_library(compiler, best_options(compiler), options, source, path)
     return path
@@ -108,11 +108,12 @@ def cache_folder() -> Path:
     try:
         base = Path(home) if home else Path.home() / ".cache"
     except RuntimeError:
-        return _process_folder()
+        return process_folder() / "native"
     return base / "looseleaf" / "native"
 
 
-def _can_write_to(folder: Path) -> bool:
+def can_write_to(folder: Path) -> bool:
+    """Whether files can be made in ``folder``, which is made if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -121,12 +122,13 @@ def _can_write_to(folder: Path) -> bool:
 
 
 @cache
-def _process_folder() -> Path:
+def process_folder() -> Path:
+    """A temporary folder that ends with this process, for caches without a writable folder."""
     # a predictable name would let other users plant a library there
     folder = Path(tempfile.mkdtemp(prefix="looseleaf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _log.warning(
-        "no writable cache folder: every process compiles the CPU kernels again; set "
-        "XDG_CACHE_HOME to a writable folder"
+        "no writable cache folder: every process compiles the CPU kernels again, and makes its "
+        "other caches again; set XDG_CACHE_HOME to a writable folder"
     )
     return folder

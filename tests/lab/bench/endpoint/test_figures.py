@@ -13,9 +13,9 @@ def test_a_percentile_is_the_smallest_value_that_covers_the_share() -> None:
 
 
 def test_figures_follow_from_the_times_of_chunks() -> None:
-    one = Answer(10.0, (10.5, 10.6, 11.0), tokens=6, prompt_tokens=8)
-    other = Answer(10.0, (12.0,), tokens=1, prompt_tokens=4)
-    figures = summarize([one, other])
+    streamed = Answer(10.0, (10.5, 10.6, 11.0), tokens=6, prompt_tokens=8)
+    short = Answer(10.0, (12.0,), tokens=1, prompt_tokens=4)
+    figures = summarize([streamed, short])
     expected = {
         "first_token_p50_ms": 500, "first_token_p99_ms": 2000, "first_token_max_ms": 2000,
         "per_token_p50_ms": 100, "gap_p50_ms": 100, "gap_p99_ms": 400, "gap_max_ms": 400,

@@ -43,8 +43,6 @@ def config_fields(data: Metadata, names: frozenset[str], floats: Floats) -> Fiel
         "rope_theta": data.real(own("rope.freq_base"), 10_000.0),
         "vocab_size": data.count("tokenizer.ggml.tokens"),
         "tie_word_embeddings": "output.weight" not in names,
-        # the stored formats have no dtype of their own
-        "torch_dtype": "bfloat16",
     }
     return {**fields, **build(data, names, floats, fields)}
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,15 @@ from looseleaf.models.checkpoint.gguf.container import (
 from looseleaf.models.checkpoint.gguf.metadata import Metadata
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry, table_of
 from looseleaf.models.checkpoint.gguf.vocabulary import end_ids, tokenizer_files
-from looseleaf.ops.native.native_build import cache_folder
+from looseleaf.ops.native.native_build import cache_folder, can_write_to, process_folder
 
 TABLE_NAME = "gguf.json"
 SUFFIX = ".gguf"
 # part of each folder's name: another version of this code makes other files
-_VERSION = 2
+_VERSION = 3
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_PARTS = 1024
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def is_gguf(path: Path) -> bool:
@@ -54,11 +56,27 @@ def folder_of_gguf(path: Path) -> Path:
 
     Raises CorruptCheckpoint and UnsupportedModel."""
     containers = [read_container(part) for part in _parts(path.resolve())]
-    target = cache_folder().parent / "gguf" / _name(containers)
+    root, name = cache_folder().parent / "gguf", _name(containers)
+    # a cache that can't be written may hold the folder
+    if not (root / name / TABLE_NAME).is_file() and not can_write_to(root):
+        root = process_folder() / "gguf"
+        root.mkdir(exist_ok=True)
+    target = root / name
     if (target / TABLE_NAME).is_file():
         return target
     files = _files(containers)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_folder(target, files)
+    except OSError as error:
+        raise CorruptCheckpoint(
+            f"the configuration of {path} can't be written into {root} ({error.strerror}): make "
+            "room, or set XDG_CACHE_HOME to another folder"
+        ) from error
+    return target
+
+
+def _write_folder(target: Path, files: Mapping[str, Any]) -> None:
+    """Make the folder ``target`` of JSON files atomically, unless another process has made it."""
     scratch = Path(tempfile.mkdtemp(dir=target.parent))
     try:
         for name, content in files.items():
@@ -70,7 +88,6 @@ def folder_of_gguf(path: Path) -> Path:
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return target
 
 
 def read_table(folder: Path) -> dict[str, BlockEntry]:
@@ -87,6 +104,13 @@ def read_table(folder: Path) -> dict[str, BlockEntry]:
         if not path.is_file() or path.stat().st_size < end:
             raise CorruptCheckpoint(f"{path} is missing or shorter than its header says")
     return {entry.name: entry for entry in entries}
+
+
+def stored_files(folder: Path) -> list[Path]:
+    """The GGUF files with the tensors of a folder; empty if no GGUF file made it."""
+    if not (folder / TABLE_NAME).is_file():
+        return []
+    return [Path(name) for name in read_json(folder / TABLE_NAME, limits=TENSORS)["files"]]
 
 
 def _parts(path: Path) -> list[Path]:
@@ -130,7 +154,15 @@ def _files(containers: list[Container]) -> dict[str, Any]:
     files: dict[str, Any] = dict(tokenizer_files(data))
     config["eos_token_id"] = end_ids(data, data.strings("tokenizer.ggml.tokens"))
     table = [{**asdict(entry), "path": str(entry.path)} for entry in table_of(tensors, config)]
-    return {**files, "config.json": config, TABLE_NAME: {"file": str(path), "tensors": table}}
+    config["torch_dtype"] = _dtype(tensors)
+    paths = [str(container.path) for container in containers]
+    return {**files, "config.json": config, TABLE_NAME: {"files": paths, "tensors": table}}
+
+
+def _dtype(tensors: Iterable[StoredTensor]) -> str:
+    """The dtype of a model: that of its matrices, and bf16 if one is quantized."""
+    formats = {tensor.format for tensor in tensors if len(tensor.shape) > 1}
+    return _DTYPES[formats.pop()] if len(formats) == 1 and formats <= _DTYPES.keys() else "bfloat16"
 
 
 def _floats(tensor: StoredTensor) -> np.ndarray:

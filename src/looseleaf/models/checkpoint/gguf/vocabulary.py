@@ -71,7 +71,7 @@ def tokenizer_files(data: Metadata) -> dict[str, Json]:
     build = _byte_level if kind == "gpt2" else _sentence_piece
     added = [
         {
-            **{"id": number, "content": token, "special": types[number] == _CONTROL},
+            **{"id": number, "content": token, "special": types[number] != _USER_DEFINED},
             **{"single_word": False, "lstrip": False, "rstrip": False, "normalized": False},
         }
         for number, token in enumerate(tokens)
