@@ -49,7 +49,9 @@ class CacheConfig:
 class SchedulerConfig:
     """The batching of requests into steps."""
 
-    max_num_seqs: int = option(64, "most sequences that run concurrently")
+    max_num_seqs: int | None = option(
+        None, "most sequences that run concurrently; default: 64 on a CPU, 256 on a GPU"
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "most tokens of one step, exceeded by up to a sixty-fourth if that completes a prompt; "
@@ -71,7 +73,9 @@ class SchedulerConfig:
         require_kinds(self)
         require_positive(self, "max_num_seqs", "step_ms")
         require(
-            self.max_num_batched_tokens is None or self.max_num_batched_tokens >= self.max_num_seqs,
+            self.max_num_batched_tokens is None
+            or self.max_num_seqs is None
+            or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
             f"{self.max_num_seqs}, or running sequences leave no room for new ones",
             "max_num_batched_tokens",
@@ -131,4 +135,10 @@ class EngineConfig:
     def batched_tokens(self, on_gpu: bool) -> int:
         """``max_num_batched_tokens``, or its default on the device."""
         configured = self.scheduler.max_num_batched_tokens
-        return configured or max(8192 if on_gpu else 2048, self.scheduler.max_num_seqs)
+        return configured or max(8192 if on_gpu else 2048, self.concurrent_sequences(on_gpu))
+
+    def concurrent_sequences(self, on_gpu: bool) -> int:
+        """``max_num_seqs``, or its default on the device, which a smaller step bounds."""
+        default = 256 if on_gpu else 64
+        step = self.scheduler.max_num_batched_tokens or default
+        return self.scheduler.max_num_seqs or min(default, step)

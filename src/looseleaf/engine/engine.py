@@ -95,6 +95,8 @@ class Engine:
         self.accounting = Accounting(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
+        on_gpu = parts.runner.model.device.type == "cuda"
+        self.max_num_seqs = config.concurrent_sequences(on_gpu)
         prefixes = config.cache.prefix_caching
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
         self._input_processor = InputProcessor(
@@ -109,7 +111,7 @@ class Engine:
             is_coming=self.hosting.is_coming,
         )
         self._scheduler = Scheduler(
-            config.scheduler,
+            self.max_num_seqs,
             self._admission,
             token_budget=self.hosting.chunk_tokens,
             tiering=self.tiering,

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf.blend.fusion import Fusion
-from looseleaf.config import SchedulerConfig
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.reports.outputs import ReuseReport
 from looseleaf.engine.sequence import Phase, Sequence
@@ -122,9 +121,10 @@ class StepWork:
 @dataclass
 class Scheduler:
     """Waiting and running sequences. ``schedule`` makes a step of about ``token_budget`` tokens,
-    ``complete`` records its results. A ``goal`` also bounds the prefill beside running outputs."""
+    ``complete`` records its results. At most ``max_num_seqs`` run. A ``goal`` also bounds the
+    prefill beside running outputs."""
 
-    config: SchedulerConfig
+    max_num_seqs: int
     admission: Admission
     token_budget: int
     tiering: Tiering
@@ -295,7 +295,7 @@ class Scheduler:
         prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
         budget -= sum(map(_num_pending, prefilling))
         few = _AT_HAND - len(prefilling)
-        fresh, most = 0, self.config.max_num_seqs
+        fresh, most = 0, self.max_num_seqs
         # a long queue of requests with one prefix must not be scanned at every step
         while self.waiting and len(self.running) < most > len(skipped) and fresh < _AT_HAND:
             if budget <= 0 and len(admitted) >= few:

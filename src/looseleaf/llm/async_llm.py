@@ -110,7 +110,7 @@ class AsyncLLM(ProcessBound):
         engine = self.engine
         return EngineFacts(
             max_model_len=engine.max_model_len,
-            max_num_seqs=engine.config.scheduler.max_num_seqs,
+            max_num_seqs=engine.max_num_seqs,
             vocab_size=engine.prompts.vocab_size,
             dtype=str(engine.runner.model.dtype).removeprefix("torch."),
             disk_path=engine.config.tiers.disk_path,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,9 +78,13 @@ def write_random_checkpoint(shape: str, folder: Path) -> Path:
     if shape not in SHAPES:
         raise InvalidOption(f"unknown shape {shape!r}: use one of {', '.join(SHAPES)}")
     config = SHAPES[shape]
-    generator = torch.Generator().manual_seed(0)
+    # a GPU draws 8B values in a second; a CPU takes minutes
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
     tensors = {
-        name: torch.empty(size, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=generator)
+        name: torch.empty(size, dtype=torch.bfloat16, device=device)
+        .normal_(0.0, 0.02, generator=generator)
+        .cpu()
         for name, size in _tensors(config)
     }
     for name in tensors:
@@ -88,9 +93,26 @@ def write_random_checkpoint(shape: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((reference_model() / name).read_bytes())
+    reference = reference_model()
+    (folder / "tokenizer_config.json").write_bytes(
+        (reference / "tokenizer_config.json").read_bytes()
+    )
+    tokenizer = json.loads((reference / "tokenizer.json").read_text(encoding="utf-8"))
+    _fill_vocabulary(tokenizer, int(str(config["vocab_size"])))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return folder
+
+
+def _fill_vocabulary(tokenizer: dict[str, Any], size: int) -> None:
+    """Every id below ``size`` gets a text, since a random model draws any id.
+
+    No merge leads to the additional tokens, so texts keep their ids."""
+    vocabulary = tokenizer["model"]["vocab"]
+    taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    for number in range(size):
+        if number not in taken:
+            # the space of byte-level vocabularies
+            vocabulary[f"\u0120word{number}"] = number
 
 
 def _tensors(config: dict[str, object]) -> list[tuple[str, tuple[int, ...]]]:

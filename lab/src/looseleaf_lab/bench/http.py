@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from looseleaf import LLM
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.bench.arrivals import poisson_arrivals
+from looseleaf_lab.bench.checkpoints import write_random_checkpoint
 from looseleaf_lab.bench.endpoint.discovery import (
     delete,
     find_model,
@@ -18,12 +20,19 @@ from looseleaf_lab.bench.endpoint.discovery import (
     words_per_token,
 )
 from looseleaf_lab.bench.endpoint.figures import summarize
+from looseleaf_lab.bench.endpoint.in_process import run_in_process
 from looseleaf_lab.bench.endpoint.load import BUSY, run_load, split
 from looseleaf_lab.bench.endpoint.own_server import own_server
 from looseleaf_lab.bench.endpoint.trace import read_trace, trace_prompts
 from looseleaf_lab.bench.endpoint.workload import Endpoint, Kind, Prompt, Span, make_prompts, words
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.results import Row
+
+Load = tuple[str, int, list[Prompt]]
+"""Name, streams (0: open loop) and prompts."""
+
+_ENTER_SECONDS = 2.0
+"""Seconds after the start at which prompts enter beside the streams."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class HttpOptions:
     per_request: int = 3
     documents_as: Literal["auto", "text", "field", "id"] = "auto"
     ignore_eos: bool = False
+    entering: int = 0
+    in_process: bool = False
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -61,6 +72,10 @@ class HttpOptions:
             raise InvalidOption("--speed, --timeout and --rate must be positive")
         if self.trace and self.rates:
             raise InvalidOption("give --trace or --rate, not both")
+        if (self.in_process or self.entering) and (self.trace or self.rates):
+            raise InvalidOption("--in-process and --entering are for --streams only")
+        if self.in_process and self.shape is None:
+            raise InvalidOption("--in-process is for --self SHAPE only")
         parse_streams(self.streams)
 
     @property
@@ -75,18 +90,33 @@ def measure(
     """A row per load. ``warn`` gets a sentence if a client process is busy.
 
     Raises InvalidOption for a bad option, and LooseleafError if the server does not answer."""
-    progress.stage("the server" if o.shape else "the endpoint")
-    server = nullcontext(o.url) if o.shape is None else own_server(o.shape, o.device)
-    with server as address:
-        yield from _loaded(str(address), o, warn, progress)
+    if o.shape is None:
+        progress.stage("the endpoint")
+        yield from _loaded(str(o.url), o, warn, progress)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_random_checkpoint(o.shape, Path(scratch) / o.shape)
+        progress.stage("the server")
+        with own_server(folder, o.device) as address:
+            loads: list[Load] = []
+            yield from _loaded(address, o, warn, progress, loads)
+        if o.in_process:
+            progress.stage("the engine in this process")
+            yield from _in_process(folder, o, loads)
 
 
 def _loaded(
-    url: str, o: HttpOptions, warn: Callable[[str], None], progress: Progress
+    url: str,
+    o: HttpOptions,
+    warn: Callable[[str], None],
+    progress: Progress,
+    used: list[Load] | None = None,
 ) -> Iterator[Row]:
-    """The rows; registered documents are deleted afterwards."""
+    """The rows; registered documents are deleted afterwards. ``used`` gets the loads."""
     endpoint, ratio = asyncio.run(_discover(url, o))
     loads = list(_loads(o, ratio))
+    if used is not None:
+        used += loads
     texts = sorted({text for _, _, prompts in loads for p in prompts for text in p.documents})
     if endpoint.documents_as == "id" and texts:
         progress.stage(f"registering {len(texts)} documents")
@@ -100,7 +130,7 @@ def _loaded(
 def _run(
     endpoint: Endpoint,
     o: HttpOptions,
-    loads: list[tuple[str, int, list[Prompt]]],
+    loads: list[Load],
     documents: int,
     warn: Callable[[str], None],
     progress: Progress,
@@ -131,6 +161,27 @@ def _run(
         }
 
 
+def _in_process(folder: Path, o: HttpOptions, loads: list[Load]) -> Iterator[Row]:
+    """The rows of the same loads on an engine of this process."""
+    with LLM(folder, device=o.device) as llm:
+        llm.engine.runner.warm_up()
+        for name, streams, prompts in loads:
+            answers = run_in_process(llm, prompts, streams)
+            yield {
+                "target": o.label,
+                "model": o.shape or "",
+                "api": "in process",
+                "load": f"{name}, in process",
+                "clients": 0,
+                "input": o.input_tokens,
+                "output": o.output_tokens,
+                "documents": o.documents or 0,
+                "documents_as": "tokens" if o.documents else "none",
+                **summarize(answers),
+                "client_cpu_share": 0.0,
+            }
+
+
 async def _discover(url: str, o: HttpOptions) -> tuple[Endpoint, float]:
     """The endpoint, and the words of a token."""
     timeout, form = o.timeout, o.documents_as
@@ -142,8 +193,8 @@ async def _discover(url: str, o: HttpOptions) -> tuple[Endpoint, float]:
     return replace(endpoint, documents_as=form), await words_per_token(endpoint, timeout)
 
 
-def _loads(o: HttpOptions, ratio: float) -> Iterator[tuple[str, int, list[Prompt]]]:
-    """Name, streams (0: open loop) and prompts of each load."""
+def _loads(o: HttpOptions, ratio: float) -> Iterator[Load]:
+    """Each load."""
     if o.trace:
         with o.trace.open(encoding="utf-8") as file:
             trace = read_trace(file, o.trace.name)
@@ -162,11 +213,11 @@ def _loads(o: HttpOptions, ratio: float) -> Iterator[tuple[str, int, list[Prompt
         return
     for seed, streams in enumerate(parse_streams(o.streams)):
         number = o.requests or max(32, 4 * streams)
-        yield (
-            f"{streams} streams",
-            streams,
-            make_prompts(number, lengths, documents, o.per_request, ratio, seed),
-        )
+        prompts = make_prompts(number, lengths, documents, o.per_request, ratio, seed)
+        more = make_prompts(o.entering, lengths, documents, o.per_request, ratio, seed + 1000)
+        entering = [replace(prompt, at=_ENTER_SECONDS, output=2) for prompt in more]
+        name = f"{streams} streams" + (f", {o.entering} enter" if o.entering else "")
+        yield name, streams, prompts + entering
 
 
 def parse_streams(text: str) -> list[int]:

@@ -21,7 +21,7 @@ from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
 from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.token_scoring import TokenScoring
-from looseleaf.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, ModelConfig
 from looseleaf.engine.runner.microbatches import (
     join_reads,
     logit_rows,
@@ -83,13 +83,14 @@ class Runner:
         """A runner whose pool has the size of ``config.cache``, or the size that fits the device.
 
         ``on_progress`` is called during the measurement of attention costs, if configured."""
-        shape = model.config
+        shape, on_gpu = model.config, model.device.type == "cuda"
+        sequences = config.concurrent_sequences(on_gpu)
         # measured before the pool takes the free memory
         costs = None
         if config.attention_costs == "measured":
             costs = _measured_costs(model, config, partial(on_progress, "costs of attention"))
         pool = PagePool(
-            num_pages=_pool_pages(config.cache, config.scheduler, model, max_model_len),
+            num_pages=_pool_pages(config.cache, sequences, model, max_model_len),
             page_size=config.cache.page_size,
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -108,10 +109,9 @@ class Runner:
             costs=costs,
             row_dtype=model.dtype,
         )
-        on_gpu = model.device.type == "cuda"
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
-            graphs = StepGraphs(model, attention, config.scheduler.max_num_seqs)
+            graphs = StepGraphs(model, attention, sequences)
             # a padded pass may round differently
             passes = None if attention.batch_invariant else ScoringGraphs(model, attention)
         observes = config.tiers.any or config.scheduler.step_ms is not None
@@ -348,9 +348,7 @@ def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
     )
 
 
-def _pool_pages(
-    cache: CacheConfig, scheduler: SchedulerConfig, model: Decoder, max_model_len: int
-) -> int:
+def _pool_pages(cache: CacheConfig, sequences: int, model: Decoder, max_model_len: int) -> int:
     if cache.num_pages is not None:
         return cache.num_pages
     shape = model.config
@@ -365,7 +363,7 @@ def _pool_pages(
             )
         return pages
     # at most all sequences at full length, doubled for idle documents
-    most = 2 * scheduler.max_num_seqs * -(-max_model_len // cache.page_size)
+    most = 2 * sequences * -(-max_model_len // cache.page_size)
     return max(1, min(most, _spare_bytes(model.device) // per_page))
 
 

@@ -3,12 +3,17 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from looseleaf import LLM
 from looseleaf.errors import InvalidOption
+from looseleaf_lab.bench.checkpoints import write_random_checkpoint
 from looseleaf_lab.bench.endpoint.client import Client
-from looseleaf_lab.bench.endpoint.figures import Answer
+from looseleaf_lab.bench.endpoint.figures import Answer, summarize
+from looseleaf_lab.bench.endpoint.in_process import run_in_process
 from looseleaf_lab.bench.endpoint.load import closed_loop, open_loop, split
 from looseleaf_lab.bench.endpoint.workload import Endpoint, Prompt, Span, make_body, make_prompts
 
@@ -163,3 +168,32 @@ def test_a_run_against_a_server_with_known_delays() -> None:
     assert good == Answer(100.0, (100.5, 100.75), tokens=4, prompt_tokens=11)
     kinds = [answers[text].error for text in ("busy", "failed", "cut")]
     assert kinds == ["status 429", "error in the stream", "connection"]
+
+
+def test_prompts_with_a_time_enter_beside_the_streams_and_count_in_first_tokens_only() -> None:
+    clock = Clock()
+
+    async def send(prompt: Prompt) -> Answer:
+        start = clock.now
+        await asyncio.sleep(0)
+        ends = (start + 1.0, start + (9.0 if prompt.at else 3.0))
+        return Answer(start, ends, 2)
+
+    prompts = [Prompt((), "", 2)] * 2 + [Prompt((), "", 2, 0.5)]
+    answers = asyncio.run(closed_loop(prompts, 1, send, clock.sleep))
+    assert [answer.entered for answer in answers].count(True) == 1
+    figures = summarize(answers)
+    assert (figures["requests"], figures["complete"]) == (3, 3)
+    assert figures["gap_max_ms"] == 2000.0
+    assert figures["output_tokens"] == 2.0
+
+
+def test_a_run_without_a_server_has_the_tokens_of_its_prompts(tmp_path: Path) -> None:
+    folder = write_random_checkpoint("tiny", tmp_path)
+    prompts = make_prompts(5, (Span(4, 9), Span(3, 6)), ["a b", "c"], 2)
+    prompts[4] = replace(prompts[4], at=1e-6)
+    with LLM(folder, device="cpu") as llm:
+        answers = run_in_process(llm, prompts, 2)
+    assert sorted(a.tokens for a in answers) == sorted(p.output for p in prompts)
+    assert [len(a.chunks) for a in answers] == [a.tokens for a in answers]
+    assert sum(a.entered for a in answers) == 1

@@ -5,7 +5,7 @@ import multiprocessing
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from looseleaf_lab.bench.endpoint.client import Client
 from looseleaf_lab.bench.endpoint.figures import Answer
@@ -68,16 +68,26 @@ def run_share(share: Share) -> Outcome:
 
 
 async def closed_loop(
-    prompts: Sequence[Prompt], streams: int, send: Callable[[Prompt], Awaitable[Answer]]
+    prompts: Sequence[Prompt],
+    streams: int,
+    send: Callable[[Prompt], Awaitable[Answer]],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[Answer]:
-    """Each of ``streams`` sends the next prompt when its last answer is complete."""
-    waiting, answers = iter(prompts), list[Answer]()
+    """Each of ``streams`` sends the next prompt when its last answer is complete.
+
+    Prompts with a time enter beside the streams at that time after the start."""
+    waiting, answers = iter([p for p in prompts if not p.at]), list[Answer]()
 
     async def stream() -> None:
         for prompt in waiting:
             answers.append(await send(prompt))
 
-    await asyncio.gather(*(stream() for _ in range(streams)))
+    async def enter(prompt: Prompt) -> None:
+        await sleep(prompt.at)
+        answers.append(replace(await send(prompt), entered=True))
+
+    entering = (enter(prompt) for prompt in prompts if prompt.at)
+    await asyncio.gather(*(stream() for _ in range(streams)), *entering)
     return answers
 
 

@@ -18,14 +18,11 @@ _START_SECONDS = 600.0
 
 
 @contextmanager
-def own_server(shape: str, device: str) -> Iterator[str]:
-    """The URL of a server of a random model of ``shape``; it ends with the context.
+def own_server(folder: Path, device: str) -> Iterator[str]:
+    """The URL of a server of the checkpoint in ``folder``; it ends with the context.
 
-    Raises InvalidOption for an unknown shape, and LooseleafError if the server doesn't start."""
-    from looseleaf_lab.bench.checkpoints import write_random_checkpoint
-
+    Raises LooseleafError if the server doesn't start."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = write_random_checkpoint(shape, Path(scratch) / shape)
         log = Path(scratch) / "log"
         command = [sys.executable, "-m", "looseleaf", "serve", str(folder)]
         command += ["--port", "0", "--device", device]

@@ -63,7 +63,8 @@ class Span:
 class Prompt:
     """Texts of shared documents, the text after them, and the length of the output (tokens).
 
-    ``at`` is the time of its arrival after the start (s); closed loops ignore it."""
+    ``at`` is the time of its arrival after the start (s). In a closed loop, prompts with a positive
+    time enter beside the streams."""
 
     documents: tuple[str, ...]
     text: str

@@ -34,6 +34,9 @@ from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, colle
     help="text of the prompt, or Looseleaf's field [default: the field if the server has it]",
 )
 @click.option("--ignore-eos/--no-ignore-eos", default=False, help="where the server takes it")
+@click.option("--entering", default=0, help="prompts that arrive at once beside the streams")
+@click.option("--in-process/--no-in-process", default=False,
+              help="also run the loads on the engine without a server (with --self)")  # fmt: skip
 @click.option("--timeout", default=600.0, show_default=True, help="seconds of a request")
 @OUTPUT
 def http(output: Path | None, **options: Any) -> None:
@@ -48,8 +51,8 @@ def http(output: Path | None, **options: Any) -> None:
     with bench_progress(sizes, device) as progress:
         rows = collect(measure(config, _warn, progress), _summary, output, "http")
     columns = (
-        "load", "complete", "first_token_p50_ms", "first_token_p99_ms", "per_token_p50_ms",
-        "gap_p50_ms", "gap_p99_ms", "gap_max_ms", "tokens_per_s", "errors",
+        "load", "first_token_p50_ms", "first_token_max_ms", "per_token_p50_ms", "gap_p99_ms",
+        "gap_max_ms", "tokens_per_s", "errors",
     )  # fmt: skip
     show_table(rows, f"http: {config.label}", columns)
 
