@@ -299,7 +299,7 @@ def test_registration_tells_how_far_it_is(checkpoint: Folder) -> None:
             assert (await llm.document(info.id, "one")).state == "ready"
             assert await llm.documents() == []
             assert [i.id for i in await llm.documents("one")] == [info.id]
-            assert llm.registered(info.id, "one").text == A.text
+            assert llm.registered([info.id], "one")[0].text == A.text
             with pytest.raises(DocumentNotFound):
                 await llm.delete(info.id)
             assert not (await llm.unpin(info.id, "one")).pinned
@@ -307,7 +307,7 @@ def test_registration_tells_how_far_it_is(checkpoint: Folder) -> None:
             assert (await llm.pin(info.id, "one")).state == "computing"
             await llm.delete(info.id, "one")
             with pytest.raises(DocumentNotFound):
-                llm.registered(info.id, "one")
+                llm.registered([info.id], "one")
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
     done = [info.tokens_done for info in seen]

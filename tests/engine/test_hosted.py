@@ -299,7 +299,7 @@ def test_a_registered_hosted_document_is_back_after_a_restart(
             last = states[-1]
             assert (last.state, last.hosted, last.num_pages) == ("ready", True, 0)
             assert last.tokens_done == last.num_tokens and last.num_bytes > 0
-            parts = ["Read. ", llm.registered("book"), "What stands in it?"]
+            parts = ["Read. ", *llm.registered(["book"]), "What stands in it?"]
             async for output in llm.generate(parts, GREEDY, select=FEW):
                 answer = output.token_ids
             hosting = llm.engine.hosting

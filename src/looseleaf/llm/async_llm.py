@@ -356,9 +356,9 @@ class AsyncLLM(ProcessBound):
         """The state of a registered document. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.stat(document_id, salt))
 
-    def registered(self, document_id: str, salt: str = "") -> Document:
-        """A registered document, for use in prompts. Raises DocumentNotFound."""
-        return self.engine.documents.get(document_id, salt)
+    def registered(self, document_ids: Sequence[str], salt: str = "") -> list[Document]:
+        """Registered documents, for use in prompts. Raises DocumentNotFound."""
+        return [self.engine.documents.get(document_id, salt) for document_id in document_ids]
 
     async def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Keep a document in the cache; recomputes it if evicted. Raises DocumentNotFound."""

@@ -138,8 +138,8 @@ class EngineClient(Protocol):
         """The state of a registered document. Raises DocumentNotFound."""
         ...
 
-    def registered(self, document_id: str, salt: str = "") -> Document:
-        """A registered document; called outside of the event loop. Raises DocumentNotFound."""
+    def registered(self, document_ids: Sequence[str], salt: str = "") -> list[Document]:
+        """Registered documents; called outside of the event loop. Raises DocumentNotFound."""
         ...
 
     async def pin(self, document_id: str, salt: str = "") -> DocumentInfo:

@@ -59,6 +59,9 @@ class ServerMetrics:
         self.left_out = self._counter(
             "registrations_left_out", "Records that a start did not register again."
         )
+        self.seen_texts = self._counter(
+            "document_texts_seen", "Documents sent as text whose tokens an earlier request had."
+        )
         self.loading = self._histogram(
             "loading_seconds",
             "Seconds until documents were loaded from tiers (load) and until the first token "

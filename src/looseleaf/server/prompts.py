@@ -18,6 +18,7 @@ from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatMessage, DocumentContent, TextContent
 from looseleaf.server.protocol.common import DocumentInput
 from looseleaf.server.protocol.tools import ToolCall
+from looseleaf.server.seen_texts import SeenTexts
 
 PLAIN_TEMPLATE = "{text}"
 TITLED_TEMPLATE = "{title}\n{text}"
@@ -26,6 +27,13 @@ _INLINE_ONLY = {
     "title": "leave title out",
     "context": "leave context out, or send its text here in the context that you want",
 }
+
+
+_Found = dict[str, Document]
+"""Registered documents by id."""
+
+_Place = tuple[str, DocumentInput | DocumentContent]
+"""A document of a body, after its place in the body."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +77,19 @@ def render_document(template: str, title: str | None, text: str) -> str:
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes the prompts of one tenant; ``registered`` returns a document by its id.
+    """Makes the prompts of one ``salt``; ``registered`` returns documents by their ids.
+
+    ``seen`` keeps the documents of earlier texts.
 
     Tokenization takes milliseconds per page: call it outside of an event loop."""
 
     builder: PromptBuilder
     template: str
     max_model_len: int
-    registered: Callable[[str], Document]
+    registered: Callable[[Sequence[str]], list[Document]]
     longest_token: int
+    salt: str
+    seen: SeenTexts
 
     def chat(
         self,
@@ -98,12 +110,20 @@ class PromptMaker:
                 param="documents",
                 code="invalid_value",
             )
+        inline = [
+            (f"messages.{number}.content.{place}", part)
+            for number, message in enumerate(messages)
+            if isinstance(message.content, list)
+            for place, part in enumerate(message.content)
+            if isinstance(part, DocumentContent)
+        ]
+        found = self._find([*_places(documents), *inline])
         rendered = []
         for number, message in enumerate(messages):
             content: list[Any] = []
             if number == last_user:
-                content += self._documents(documents, labels)
-            content += self._content(message, f"messages.{number}.content", labels)
+                content += self._documents(documents, labels, found)
+            content += self._content(message, labels, found)
             rendered.append(_rendered(message, content))
         self._check_length([message["content"] or () for message in rendered])
         parts = self.builder.from_messages(rendered, system_prompt, **variables)
@@ -120,7 +140,7 @@ class PromptMaker:
 
         A text gets the model's begin-of-text token, token ids are used unchanged."""
         labels: list[Label] = []
-        parts: list[Any] = self._documents(documents, labels)
+        parts: list[Any] = self._documents(documents, labels, self._find(_places(documents)))
         self._check_length([[*parts, prompt]])
         tokenizer = self.builder.tokenizer
         if isinstance(prompt, str):
@@ -135,6 +155,13 @@ class PromptMaker:
         """A document, or a collection for several texts, which omit ``title``.
 
         Raises EmptyDocument, and ApiError beyond the context."""
+        kept = text if isinstance(text, str) else tuple(text)
+        key = (self.salt, title, context, kept)
+        return self.seen.document(key, lambda: self._render(title, kept, context))
+
+    def _render(
+        self, title: str | None, text: str | tuple[str, ...], context: DocumentContext
+    ) -> Document:
         texts = [text] if isinstance(text, str) else text
         if not texts or not all(item.strip() for item in texts):
             raise EmptyDocument("the document is empty: leave it out, or give it some text")
@@ -146,45 +173,39 @@ class PromptMaker:
         self._check_length([[document]])
         return document
 
-    def _content(self, message: ChatMessage, where: str, labels: list[Label]) -> list[Any]:
+    def _content(self, message: ChatMessage, labels: list[Label], found: _Found) -> list[Any]:
         if message.content is None or isinstance(message.content, str):
             return [] if message.content is None else [message.content]
         return [
-            part.text
-            if isinstance(part, TextContent)
-            else self._document(part, f"{where}.{number}", labels)
-            for number, part in enumerate(message.content)
+            part.text if isinstance(part, TextContent) else self._document(part, labels, found)
+            for part in message.content
         ]
 
-    def _documents(self, bodies: Sequence[DocumentInput], labels: list[Label]) -> list[Document]:
-        return [self._document(body, f"documents.{n}", labels) for n, body in enumerate(bodies)]
+    def _documents(
+        self, bodies: Sequence[DocumentInput], labels: list[Label], found: _Found
+    ) -> list[Document]:
+        return [self._document(body, labels, found) for body in bodies]
 
     def _document(
-        self, body: DocumentInput | DocumentContent, where: str, labels: list[Label]
+        self, body: DocumentInput | DocumentContent, labels: list[Label], found: _Found
     ) -> Document:
         if body.text is not None:
             document = self.render(body.title, body.text, body.context or "lead")
             if document.context != "prompt":
                 labels.append(Label(body.id, body.title))
             return document
-        if body.id is None:
-            raise ApiError(
-                400,
-                f"{where} has neither a text nor the id of a registered document: give one",
-                param=where,
-                code="invalid_value",
-            )
-        for name, advice in _INLINE_ONLY.items():
-            if getattr(body, name) is not None:
-                raise ApiError(
-                    400,
-                    f"{where} names a registered document, which has its own {name}: {advice}",
-                    param=f"{where}.{name}",
-                    code="invalid_value",
-                )
-        document = self.registered(body.id)
+        assert body.id is not None, "_find refuses a document without a text and an id"
+        document = found[body.id]
         labels.append(Label(body.id, document.name))
         return document
+
+    def _find(self, bodies: Sequence[_Place]) -> _Found:
+        """The registered documents among ``bodies``. Raises ApiError and DocumentNotFound."""
+        for where, body in bodies:
+            if body.text is None:
+                _check_registered(where, body)
+        ids = list(dict.fromkeys(b.id for _, b in bodies if b.text is None and b.id is not None))
+        return dict(zip(ids, self.registered(ids), strict=True)) if ids else {}
 
     def _check_length(self, contents: Sequence[Sequence[Any]]) -> None:
         """Refuses a prompt that exceeds the context under every tokenization of its text."""
@@ -201,6 +222,29 @@ class PromptMaker:
         if isinstance(item, Document):
             return sum(map(self._min_tokens, item.texts))
         return len(item) // self.longest_token if isinstance(item, str) else len(item)
+
+
+def _places(documents: Sequence[DocumentInput]) -> list[_Place]:
+    return [(f"documents.{number}", body) for number, body in enumerate(documents)]
+
+
+def _check_registered(where: str, body: DocumentInput | DocumentContent) -> None:
+    """Raises ApiError (400) unless a body without a text names a registered document."""
+    if body.id is None:
+        raise ApiError(
+            400,
+            f"{where} has neither a text nor the id of a registered document: give one",
+            param=where,
+            code="invalid_value",
+        )
+    for name, advice in _INLINE_ONLY.items():
+        if getattr(body, name) is not None:
+            raise ApiError(
+                400,
+                f"{where} names a registered document, which has its own {name}: {advice}",
+                param=f"{where}.{name}",
+                code="invalid_value",
+            )
 
 
 def _rendered(message: ChatMessage, content: list[Any]) -> dict[str, Any]:

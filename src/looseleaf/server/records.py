@@ -181,12 +181,14 @@ class Records:
         return record_name(tenant, document_id) not in self.unkept
 
     @contextmanager
-    def expecting(self, tenant: str, document_id: str) -> Iterator[None]:
+    def expecting(self, tenant: str, *document_ids: str) -> Iterator[None]:
         """Raises ApiError (503) instead of DocumentNotFound for a record not yet registered."""
         try:
             yield
         except DocumentNotFound:
-            if record_name(tenant, document_id) not in self.coming:
+            coming = (i for i in document_ids if record_name(tenant, i) in self.coming)
+            document_id = next(coming, None)
+            if document_id is None:
                 raise
             raise unavailable(
                 f"document {document_id!r} is being restored after a restart: ask again in a "

@@ -5,7 +5,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ from looseleaf.server.names import base_name
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
 from looseleaf.server.scan import most_values
+from looseleaf.server.seen_texts import SeenTexts
 from looseleaf.server.tracing import Tracer, make_tracer
 
 P = ParamSpec("P")
@@ -92,6 +93,7 @@ class Service:
     template: str
     longest_token: int
     fingerprint: str
+    seen_texts: SeenTexts
     advice: Mapping[str, Any] = field(default_factory=dict)
     restores: bool = True
     scrape: Callable[[], Awaitable[bytes]] | None = None
@@ -254,19 +256,21 @@ class Service:
         if self.is_stuck:
             raise unavailable("the engine is stuck in a step: ask another server", "stuck")
 
-    def prompts(self, caller: Caller) -> PromptMaker:
-        """The prompt maker of the caller's tenant."""
+    def prompts(self, caller: Caller, cache_salt: str | None = None) -> PromptMaker:
+        """The prompt maker of the caller's tenant, for a request with its own salt or without."""
         return PromptMaker(
             self.llm.prompts,
             self.template,
             self.llm.facts.max_model_len,
-            lambda document_id: self._registered(document_id, caller),
+            lambda document_ids: self._registered(document_ids, caller),
             self.longest_token,
+            caller.salted(cache_salt).salt,
+            self.seen_texts,
         )
 
-    def _registered(self, document_id: str, caller: Caller) -> Document:
-        with self.records.expecting(caller.tenant, document_id):
-            return self.llm.registered(document_id, caller.salt)
+    def _registered(self, document_ids: Sequence[str], caller: Caller) -> list[Document]:
+        with self.records.expecting(caller.tenant, *document_ids):
+            return self.llm.registered(document_ids, caller.salt)
 
 
 @dataclass(frozen=True)
@@ -336,6 +340,7 @@ class Frontend:
             template=choose_template(config.document_template, llm.tokenizer),
             longest_token=longest_token(llm.tokenizer),
             fingerprint=f"looseleaf-{__version__}",
+            seen_texts=SeenTexts(on_hit=metrics.seen_texts.inc),
             advice=self.advice,
         )
 

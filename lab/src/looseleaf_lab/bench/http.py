@@ -61,7 +61,7 @@ class HttpOptions:
     per_request: int = 3
     documents_as: Literal["auto", "text", "field", "id"] = "auto"
     ignore_eos: bool = False
-    entering: int = 0
+    entering: int | None = None
     in_process: bool = False
     timeout: float = 600.0
 
@@ -214,7 +214,7 @@ def _loads(o: HttpOptions, ratio: float) -> Iterator[Load]:
     for seed, streams in enumerate(parse_streams(o.streams)):
         number = o.requests or max(32, 4 * streams)
         prompts = make_prompts(number, lengths, documents, o.per_request, ratio, seed)
-        more = make_prompts(o.entering, lengths, documents, o.per_request, ratio, seed + 1000)
+        more = make_prompts(o.entering or 0, lengths, documents, o.per_request, ratio, seed + 1000)
         entering = [replace(prompt, at=_ENTER_SECONDS, output=2) for prompt in more]
         name = f"{streams} streams" + (f", {o.entering} enter" if o.entering else "")
         yield name, streams, prompts + entering

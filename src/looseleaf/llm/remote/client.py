@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
@@ -209,12 +209,12 @@ class RemoteEngine:
         self._documents.pop((document_id, salt), None)
         return await self._ask_document("delete", document_id, salt)
 
-    def registered(self, document_id: str, salt: str = "") -> Document:
-        """A registered document, for use in prompts; not for the event loop's thread.
+    def registered(self, document_ids: Sequence[str], salt: str = "") -> list[Document]:
+        """Registered documents, for use in prompts; not for the event loop's thread.
 
         The engine confirms every use, so a deleted document is never used. Raises
         DocumentNotFound."""
-        lookup = asyncio.run_coroutine_threadsafe(self._find(document_id, salt), self._loop)
+        lookup = asyncio.run_coroutine_threadsafe(self._find(document_ids, salt), self._loop)
         try:
             return lookup.result(_LOOKUP_SECONDS)
         except TimeoutError as error:
@@ -288,25 +288,32 @@ class RemoteEngine:
         for replies in self._calls.values():
             replies.put_nowait(error)
 
-    async def _find(self, document_id: str, salt: str) -> Document:
-        key = document_id, salt
-        edition, document = self._documents.get(key, (None, None))
+    async def _find(self, document_ids: Sequence[str], salt: str) -> list[Document]:
+        keys = [(document_id, salt) for document_id in document_ids]
+        known = [self._documents.get(key, (None, None)) for key in keys]
         try:
-            answer: Any = await self._ask(
-                "registered", Any, document_id=document_id, salt=salt, known=edition
+            answers: Any = await self._ask(
+                "registered",
+                Any,
+                document_ids=[*document_ids],
+                salt=salt,
+                known=[edition for edition, _ in known],
             )
         except DocumentNotFound:
-            # another process may have deleted it
-            self._documents.pop(key, None)
+            # another process may have deleted one of them
+            for key in keys:
+                self._documents.pop(key, None)
             raise
-        if answer is None and document is not None:
-            return document
-        edition, text, name, context, tokens = answer
-        ids = None if tokens is None else ids_from_bytes(tokens)
-        text = text if isinstance(text, str) else tuple(text)
-        document = Document(text, name, context, ids)
-        self._documents[key] = edition, document
-        return document
+        documents = []
+        for key, answer, (_, document) in zip(keys, answers, known, strict=True):
+            if answer is not None or document is None:
+                edition, text, name, context, tokens = answer
+                ids = None if tokens is None else ids_from_bytes(tokens)
+                text = text if isinstance(text, str) else tuple(text)
+                document = Document(text, name, context, ids)
+                self._documents[key] = edition, document
+            documents.append(document)
+        return documents
 
     async def _ask_document(self, method: str, document_id: str, salt: str) -> DocumentInfo:
         info: DocumentInfo = await self._ask(

@@ -278,15 +278,20 @@ class _HostLink:
     def _on_delete(self, document_id: str, salt: str) -> Awaitable[Any]:
         return self._llm.delete(document_id, salt)
 
-    async def _on_registered(self, document_id: str, salt: str, known: Any) -> Any:
-        """The document and its edition; None if the caller has the edition already."""
-        documents = self._llm.engine.documents
-        edition = [*documents.edition(document_id, salt)]
-        if edition == known:
-            return None
-        document = documents.get(document_id, salt)
-        tokens = None if document.token_ids is None else ids_to_bytes(document.token_ids)
-        return [edition, document.text, document.name, document.context, tokens]
+    async def _on_registered(
+        self, document_ids: list[str], salt: str, known: list[Any]
+    ) -> list[Any]:
+        """Documents and their editions; None for an edition that the caller has already."""
+        documents, answers = self._llm.engine.documents, list[Any]()
+        for document_id, last in zip(document_ids, known, strict=True):
+            edition = [*documents.edition(document_id, salt)]
+            if edition == last:
+                answers.append(None)
+                continue
+            document = documents.get(document_id, salt)
+            tokens = None if document.token_ids is None else ids_to_bytes(document.token_ids)
+            answers.append([edition, document.text, document.name, document.context, tokens])
+        return answers
 
     def _on_writes_done(self) -> Awaitable[None]:
         return self._llm.writes_done()

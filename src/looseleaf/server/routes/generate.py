@@ -67,7 +67,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     )
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
-    maker = service.prompts(caller)
+    maker = service.prompts(caller, body.cache_salt)
     prompt = await service.prepare(
         caller,
         due,
@@ -102,7 +102,7 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
     params = completion_params(body, tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
-    maker = service.prompts(caller)
+    maker = service.prompts(caller, body.cache_salt)
     prompts = [
         await service.prepare(caller, due, maker.completion, prompt, documents)
         for prompt in body.prompts

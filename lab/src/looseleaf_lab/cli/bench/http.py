@@ -34,7 +34,7 @@ from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, colle
     help="text of the prompt, or Looseleaf's field [default: the field if the server has it]",
 )
 @click.option("--ignore-eos/--no-ignore-eos", default=False, help="where the server takes it")
-@click.option("--entering", default=0, help="prompts that arrive at once beside the streams")
+@click.option("--entering", type=int, help="prompts that arrive at once beside the streams")
 @click.option("--in-process/--no-in-process", default=False,
               help="also run the loads on the engine without a server (with --self)")  # fmt: skip
 @click.option("--timeout", default=600.0, show_default=True, help="seconds of a request")
