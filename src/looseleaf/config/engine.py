@@ -8,6 +8,7 @@ from looseleaf.config.option import (
     require,
     require_each,
     require_kinds,
+    require_not_negative,
     require_positive,
     require_share,
 )
@@ -60,7 +61,8 @@ class SchedulerConfig:
     step_ms: float | None = option(
         None,
         "goal for the duration of a step (ms): prefill beside running outputs is cut to fit, by "
-        "measured compute times; default: only max_num_batched_tokens bounds a step",
+        "measured compute times; 0: only max_num_batched_tokens bounds a step; default: 100 on a "
+        "GPU, 0 on a CPU",
     )
     grouping: bool = option(
         True, "share one work item between rows that read the same pages at any offsets"
@@ -71,7 +73,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_num_seqs", "step_ms")
+        require_positive(self, "max_num_seqs")
+        require_not_negative(self, "step_ms")
         require(
             self.max_num_batched_tokens is None
             or self.max_num_seqs is None
@@ -142,3 +145,9 @@ class EngineConfig:
         default = 256 if on_gpu else 64
         step = self.scheduler.max_num_batched_tokens or default
         return self.scheduler.max_num_seqs or min(default, step)
+
+    def step_goal(self, on_gpu: bool) -> float | None:
+        """Seconds of ``step_ms``, or its default on the device; None without a goal."""
+        configured = self.scheduler.step_ms
+        milliseconds = (100.0 if on_gpu else 0.0) if configured is None else configured
+        return milliseconds / 1e3 or None

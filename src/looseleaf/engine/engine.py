@@ -116,9 +116,10 @@ class Engine:
             token_budget=self.hosting.chunk_tokens,
             tiering=self.tiering,
         )
-        if config.scheduler.step_ms is not None:
+        step_goal = config.step_goal(on_gpu)
+        if step_goal is not None:
             compute_time = self.tiering.measured_compute_time()
-            self._scheduler.goal = StepBudget(config.scheduler.step_ms / 1e3, compute_time)
+            self._scheduler.goal = StepBudget(step_goal, compute_time)
         self._drawing = Drawing(parts.runner.model.device)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}

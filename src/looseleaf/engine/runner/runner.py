@@ -114,7 +114,7 @@ class Runner:
             graphs = StepGraphs(model, attention, sequences)
             # a padded pass may round differently
             passes = None if attention.batch_invariant else ScoringGraphs(model, attention)
-        observes = config.tiers.any or config.scheduler.step_ms is not None
+        observes = config.tiers.any or config.step_goal(on_gpu) is not None
         compute_time = ComputeTime() if observes else None
         return cls(
             model, pool, attention, graphs, passes, runs_ahead=on_gpu, compute_time=compute_time
