@@ -176,7 +176,7 @@ def test_a_document_of_a_wrong_kind_is_refused() -> None:
         ({"page_size": 17}, "16, 32 or 64"),
         ({"num_pages": 0}, "positive"),
         ({"max_num_seqs": 0}, "positive"),
-        ({"max_num_batched_tokens": 3}, "at least max_num_seqs"),
+        ({"max_num_batched_tokens": 3, "max_num_seqs": 4}, "at least max_num_seqs"),
         ({"max_model_len": 0}, "positive"),
         ({"device": "abacus"}, "device"),
         ({"device": "meta"}, "not supported"),
