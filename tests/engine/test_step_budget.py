@@ -44,3 +44,17 @@ def test_a_budget_is_the_rest_of_the_goal_in_rows() -> None:
         compute_time.observe(rows, pairs, 0.01 + 1e-5 * rows + 1e-7 * pairs)
     # 40 ms are left; a row takes 10 µs, and its 100 keys 10 µs
     assert budget.rows([], 100) == pytest.approx(2000, rel=0.05)
+
+
+def test_a_long_decode_leaves_the_time_of_prefill_known() -> None:
+    compute_time = ComputeTime()
+
+    def observe(rows: int, pairs: int) -> None:
+        compute_time.observe(rows, pairs, 0.005 + 2e-5 * rows + 1e-9 * pairs)
+
+    for rows in (256, 1024, 4096):
+        observe(rows, rows * rows // 2)
+    for step in range(2000):
+        # a decode step of one row says nothing of the time of a row
+        compute_time.observe(1, 500 + step, 0.006)
+    assert compute_time.predict(4096, 4096 * 2048) == pytest.approx(0.095, rel=0.1)

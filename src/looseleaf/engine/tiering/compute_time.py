@@ -16,6 +16,7 @@ from looseleaf.attention.plan.chunks import PrefillChunk, is_patched
 from looseleaf.attention.plan.groups import Positions
 
 _MEMORY = 0.98
+_CLASSES = 16
 _MOST_WAITING = 0.1
 
 
@@ -48,12 +49,14 @@ class Launched:
 class ComputeTime:
     """``seconds = a + b rows + c pairs``, fitted to all observed steps with fading weights.
 
-    A pair is a row and a key that it reads or skips, in one layer. A pass that ``blends`` skips
+    Steps fade by later steps of about as many rows, so a long decode leaves prefill known. A pair is a row and a key that it reads or skips, in one layer. A pass that ``blends`` skips
     replaced tokens and reads the patch. Its pairs have a separate ``c``; before the first such
     observation it uses the ``c`` of other passes."""
 
-    _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 4)))
-    _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
+    # sums of each class of rows, of which each has twice as many as the class before
+    _products: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((_CLASSES, 4, 4)))
+    _targets: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((_CLASSES, 4)))
+    _knows_blends: bool = False
     _fit: npt.NDArray[np.float64] | None = None
     pending: list[Launched] = field(default_factory=list)
 
@@ -61,17 +64,18 @@ class ComputeTime:
         """Add the time of one step to the fit."""
         # the fit minimises relative errors, so short steps weigh as much as long ones
         x = _terms(rows, pairs, blends) / seconds
-        self._products = _MEMORY * self._products + np.outer(x, x)
-        self._targets = _MEMORY * self._targets + x
+        like = min(rows.bit_length(), _CLASSES - 1)
+        self._products[like] = _MEMORY * self._products[like] + np.outer(x, x)
+        self._targets[like] = _MEMORY * self._targets[like] + x
+        self._knows_blends = self._knows_blends or blends
         # fitted here because `predict` runs before a launch
-        self._fit = _nonnegative(self._products, self._targets)
+        self._fit = _nonnegative(self._products.sum(axis=0), self._targets.sum(axis=0))
 
     def predict(self, rows: int, pairs: int, *, blends: bool = False) -> float | None:
         """Expected seconds of a step; None before the first `observe`."""
         if self._fit is None:
             return None
-        knows = bool(self._products[3, 3]) or not blends
-        return float(self._fit @ _terms(rows, pairs, blends and knows))
+        return float(self._fit @ _terms(rows, pairs, blends and self._knows_blends))
 
     def begin(self, device: torch.device) -> "torch.cuda.Event | float":
         """The start time of a step: seconds on a CPU, an event on a GPU."""
