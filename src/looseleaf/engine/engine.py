@@ -14,6 +14,7 @@ from looseleaf.engine.accounting import Accounting
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.background import BackgroundWork
 from looseleaf.engine.canary import Canary
+from looseleaf.engine.documents.holdings import HeldDocuments, Holdings
 from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
@@ -91,6 +92,11 @@ class Engine:
             cancel=self.abort,
             tiers=parts.tiers,
             hosting=self.hosting,
+        )
+        self._holdings = Holdings(
+            self.store,
+            self.documents.segment_keys,
+            host=parts.tiers.host if parts.tiers else None,
         )
         self.accounting = Accounting(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
@@ -181,6 +187,10 @@ class Engine:
             graphs=self.runner.num_graphs,
         )
 
+    def held_documents(self) -> HeldDocuments:
+        """The documents in the pool and in host memory, for the routers of a fleet."""
+        return self._holdings.summary(len(self._scheduler.running), len(self._scheduler.waiting))
+
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
         """Queue a request that arrived now, or at ``arrived`` on the clock `time.perf_counter`.
 
@@ -196,6 +206,7 @@ class Engine:
         if arrived is not None:
             progress.arrived = arrived
         self._requests[request.request_id] = progress
+        self._holdings.note(progress.outputs[0].sequence)
         self.counters.requests += not (request.warms or request.canary)
         for output in progress.outputs:
             self._outputs[output.sequence] = output
