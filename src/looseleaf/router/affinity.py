@@ -37,9 +37,9 @@ def affinity_of(body: object, session: str | None = None) -> Affinity:
     weights: dict[str, int] = {}
     ids: dict[str, None] = {}
     for document in _documents(body):
-        found = _tagged(document)
-        if found is not None:
-            weights.setdefault(*found)
+        pair = _tagged(document)
+        if pair is not None:
+            weights.setdefault(*pair)
             if not _text(document):
                 ids[document["id"]] = None
     beginning = _beginning(body)

@@ -22,20 +22,20 @@ class Router:
     clock: Callable[[], float]
     limits: LoadLimits = field(default_factory=LoadLimits)
     max_conversations: int = 65_536
-    _held: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    _summaries: dict[str, Mapping[str, int]] = field(default_factory=dict)
     _conversations: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
     _turn: int = 0
 
     def __post_init__(self) -> None:
         self.loads = Loads(self.clock, self.limits)
 
-    def report(self, replica: str, held: Mapping[str, int]) -> None:
+    def report(self, replica: str, summary: Mapping[str, int]) -> None:
         """Replace the summary of a replica: tokens by the tags of documents that it holds."""
-        self._held[replica] = held
+        self._summaries[replica] = summary
 
     def forget(self, replica: str) -> None:
         """Drop all knowledge of a replica that has left or has lost its cache."""
-        self._held.pop(replica, None)
+        self._summaries.pop(replica, None)
         self.loads.forget(replica)
 
     def order(self, affinity: Affinity, replicas: Sequence[str]) -> list[str]:
@@ -50,21 +50,21 @@ class Router:
         turns = [*replicas[first:], *replicas[:first]]
 
         def rank(replica: str) -> tuple[bool, float, float, float]:
-            held = float(self.held_tokens(replica, affinity))
+            tokens = float(self.held_tokens(replica, affinity))
             if replica == sticky:
-                held += affinity.conversation_tokens
+                tokens += affinity.conversation_tokens
             load = self.loads.running(replica) + self.loads.recent(replica) / _RECENT_WEIGHT
             outside = replica not in eligible
             if outside:
-                return outside, load, -held, 0.0
-            return outside, -held, -rendezvous_score(replica, affinity.documents), load
+                return outside, load, -tokens, 0.0
+            return outside, -tokens, -rendezvous_score(replica, affinity.documents), load
 
         return sorted(turns, key=rank)
 
     def held_tokens(self, replica: str, affinity: Affinity) -> int:
         """Tokens of the request's documents that a replica reports to hold."""
-        held = self._held.get(replica, {})
-        return sum(weight for tag, weight in affinity.documents if tag in held)
+        summary = self._summaries.get(replica, {})
+        return sum(weight for tag, weight in affinity.documents if tag in summary)
 
     def begin(self, replica: str, affinity: Affinity) -> None:
         """Count a request that is sent to a replica, which keeps its conversation."""

@@ -225,8 +225,8 @@ class RemoteEngine:
 
     async def holdings(self) -> HeldDocuments:
         """The documents that the engine holds, and its load."""
-        held: HeldDocuments = await self._ask("holdings", HeldDocuments)
-        return held
+        summary: HeldDocuments = await self._ask("holdings", HeldDocuments)
+        return summary
 
     async def writes_done(self) -> None:
         """Return after all writes to tiers that are pending now."""

@@ -135,12 +135,12 @@ async def holdings(service: TheService, after: Version = None, wait: Wait = 0.0)
     With `after`, the answer waits for another version, for at most `wait` seconds."""
     service.require_ready()
     end = time.monotonic() + wait
-    held = await service.with_deadline(service.llm.holdings())
-    while held.version == after and time.monotonic() < end and not service.draining:
+    summary = await service.with_deadline(service.llm.holdings())
+    while summary.version == after and time.monotonic() < end and not service.draining:
         await asyncio.sleep(_HOLDINGS_SECONDS)
-        held = await service.with_deadline(service.llm.holdings())
-    documents = None if held.version == after else held.documents
-    return JSONResponse({"object": "holdings", **asdict(held), "documents": documents})
+        summary = await service.with_deadline(service.llm.holdings())
+    documents = None if summary.version == after else summary.documents
+    return JSONResponse({"object": "holdings", **asdict(summary), "documents": documents})
 
 
 @keyed.get("/metrics", tags=["server"], response_class=Response)
