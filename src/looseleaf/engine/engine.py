@@ -19,6 +19,7 @@ from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
 from looseleaf.engine.input_processor import InputProcessor
+from looseleaf.engine.kv_events import make_kv_events
 from looseleaf.engine.lifetime import close, only_here
 from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
@@ -104,7 +105,10 @@ class Engine:
         on_gpu = parts.runner.model.device.type == "cuda"
         self.max_num_seqs = config.concurrent_sequences(on_gpu)
         prefixes = config.cache.prefix_caching
-        self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
+        self._events = make_kv_events(config.cache.kv_events, config.cache.page_size)
+        if self._events is not None:
+            self.store.on_drop = self._events.removed
+        self._admission = Admission(self.store, parts.keys, prefixes, self.tiering, self._events)
         self._input_processor = InputProcessor(
             parts.tokenizer,
             self.grammars,
@@ -152,6 +156,7 @@ class Engine:
             tiering=self.tiering,
             pool=parts.runner.pool,
             sandboxes=self.sandboxes,
+            events=self._events,
         )
 
     @property
@@ -282,6 +287,8 @@ class Engine:
         if self._warming:
             changed += self._end_warm()
         self.last_step = self.accounting.end_step(launched.work if launched else None)
+        if self._events is not None:
+            self._events.flush()
         if self._had_fault:
             self._had_fault = False
             require_device(self.runner.model.device)
