@@ -94,20 +94,15 @@ class Engine:
             tiers=parts.tiers,
             hosting=self.hosting,
         )
-        self._holdings = Holdings(
-            self.store,
-            self.documents.segment_keys,
-            host=parts.tiers.host if parts.tiers else None,
-        )
+        host = parts.tiers.host if parts.tiers else None
+        self._holdings = Holdings(self.store, self.documents.segment_keys, host=host)
         self.accounting = Accounting(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
         on_gpu = parts.runner.model.device.type == "cuda"
         self.max_num_seqs = config.concurrent_sequences(on_gpu)
         prefixes = config.cache.prefix_caching
-        self._events = make_kv_events(config.cache.kv_events, config.cache.page_size)
-        if self._events is not None:
-            self.store.on_drop = self._events.removed
+        self._events = make_kv_events(config.cache, self.store)
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering, self._events)
         self._input_processor = InputProcessor(
             parts.tokenizer,

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from looseleaf.config import CacheConfig
 from looseleaf.errors import InvalidOption, install
 from looseleaf.kv.keys import SegmentKey
+from looseleaf.kv.store import SegmentStore
 
 _BOUND_SCHEMES = ("ipc://", "inproc://")
 _MAX_UNSENT = 100_000
@@ -112,9 +114,13 @@ class ZmqPublisher:
         self._context.term()
 
 
-def make_kv_events(endpoint: str | None, page_size: int) -> KvEvents | None:
-    """The events of an endpoint; None without one. Raises InvalidOption."""
-    return None if endpoint is None else KvEvents(ZmqPublisher(endpoint), page_size)
+def make_kv_events(config: CacheConfig, store: SegmentStore) -> KvEvents | None:
+    """The events of a store at the configured endpoint; None without one. Raises InvalidOption."""
+    if config.kv_events is None:
+        return None
+    events = KvEvents(ZmqPublisher(config.kv_events), config.page_size)
+    store.on_drop = events.removed
+    return events
 
 
 def _block(key: SegmentKey) -> int:
