@@ -11,6 +11,7 @@ import click
 from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption, install
 from looseleaf_lab.cli.bench.claims import hits, lazy, rate, relay
+from looseleaf_lab.cli.bench.fleet import fleet
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
 from looseleaf_lab.cli.bench.http import http
@@ -247,7 +248,7 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     show_table(rows, f"attention: heads of {head_dim}", columns)
 
 
-for _command in (fuse, hits, hosted, http, index, lazy, rate, relay, select, tiers):
+for _command in (fleet, fuse, hits, hosted, http, index, lazy, rate, relay, select, tiers):
     bench.add_command(_command)
 
 for _command in bench.commands.values():

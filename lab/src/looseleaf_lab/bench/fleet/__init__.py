@@ -1,0 +1,1 @@
+"""``looseleaf bench fleet``: a simulation of many replicas, and its real small end."""

@@ -1,0 +1,120 @@
+"""A simulated replica: steps of continuous batching, and a pool of documents with LRU eviction."""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from looseleaf_lab.bench.fleet.costs import Costs
+from looseleaf_lab.bench.fleet.requests import FleetRequest
+
+
+@dataclass(eq=False)
+class Running:
+    """A request at a replica. ``awaits`` are documents that load or that another request computes.
+
+    ``pending`` are the new tokens that it computes itself, ``owned`` its documents among them."""
+
+    request: FleetRequest
+    pending: int
+    owned: list[int]
+    awaits: set[int]
+    ready_at: float
+    output_left: int
+    first_token: float | None = None
+
+
+@dataclass(eq=False)
+class Replica:
+    """One replica with room for ``room`` tokens of documents."""
+
+    name: str
+    costs: Costs
+    room: int
+    active: list[Running] = field(default_factory=list)
+    waiting: deque[Running] = field(default_factory=deque)
+    pool: "OrderedDict[int, int]" = field(default_factory=OrderedDict)
+    computing: set[int] = field(default_factory=set)
+    used: int = 0
+    stepping: bool = False
+    requests: int = 0
+    document_tokens: int = 0
+    computed_tokens: int = 0
+    loaded_tokens: int = 0
+
+    def admit(self, request: FleetRequest, now: float, tier: set[int] | None) -> Running:
+        """Begin a request: find its documents in the pool, in the ``tier``, or compute them."""
+        owned, awaits, pending, ready = list[int](), set[int](), request.text_tokens, now
+        for document, tokens in request.documents:
+            self.document_tokens += tokens
+            if document in self.pool:
+                self.pool.move_to_end(document)
+            elif document in self.computing:
+                awaits.add(document)
+            elif tier is not None and document in tier:
+                ready = max(ready, now + self.costs.load_seconds(tokens))
+                self.loaded_tokens += tokens
+                self._insert(document, tokens)
+            else:
+                owned.append(document)
+                self.computing.add(document)
+                pending += tokens
+                self.computed_tokens += tokens
+        running = Running(request, pending, owned, awaits, ready, request.output_tokens)
+        self.requests += 1
+        self.waiting.append(running)
+        return running
+
+    def begin_step(self, now: float, busy: int) -> tuple[float, list[tuple[Running, int]]] | None:
+        """The duration of the next step and its new tokens per request; None without work."""
+        while self.waiting and len(self.active) < _MOST_RUNNING:
+            self.active.append(self.waiting.popleft())
+        budget, chunks, rows = self.costs.step_tokens, list[tuple[Running, int]](), 0
+        for running in self.active:
+            if running.first_token is not None:
+                rows += 1
+            elif running.ready_at <= now and not running.awaits & self.computing and budget > 0:
+                taken = min(budget, running.pending)
+                chunks.append((running, taken))
+                budget -= taken
+        if not chunks and not rows:
+            return None
+        new = sum(tokens for _, tokens in chunks)
+        return self.costs.step_seconds(new, rows + len(chunks), busy), chunks
+
+    def end_step(
+        self, now: float, chunks: list[tuple[Running, int]], tier: set[int] | None
+    ) -> list[Running]:
+        """Record a step that ends now; the requests that ended with it."""
+        ended = []
+        for running in [r for r in self.active if r.first_token is not None]:
+            running.output_left -= 1
+        for running, tokens in chunks:
+            running.pending -= tokens
+            if running.pending <= 0:
+                running.first_token = now
+                running.output_left -= 1
+                sizes = dict(running.request.documents)
+                for document in running.owned:
+                    self.computing.discard(document)
+                    self._insert(document, sizes[document])
+                    if tier is not None:
+                        tier.add(document)
+        for running in list(self.active):
+            if running.first_token is not None and running.output_left <= 0:
+                self.active.remove(running)
+                ended.append(running)
+        return ended
+
+    def next_ready(self) -> float | None:
+        """When the next load ends, for a replica without work until then."""
+        times = [r.ready_at for r in self.active if r.first_token is None]
+        return min(times, default=None)
+
+    def _insert(self, document: int, tokens: int) -> None:
+        self.pool[document] = tokens
+        self.used += tokens
+        while self.used > self.room and len(self.pool) > 1:
+            _, oldest = self.pool.popitem(last=False)
+            self.used -= oldest
+
+
+_MOST_RUNNING = 256
