@@ -64,11 +64,11 @@ def _running(*arguments: str) -> Iterator[str]:
 
 def _wait_until_ready(url: str, number: int) -> None:
     end = time.monotonic() + _START_SECONDS
-    wanted = f'"replicas": {number}'
+    state = f'"replicas": {number}'
     while time.monotonic() < end:
         try:
             with urllib.request.urlopen(f"{url}/ready") as response:
-                if wanted in response.read().decode():
+                if state in response.read().decode():
                     return
         except OSError:
             pass

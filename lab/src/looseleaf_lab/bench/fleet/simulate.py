@@ -83,8 +83,8 @@ class Simulation:
         if policy in ("round robin", "one engine"):
             self._turn += 1
             return self.replicas[self._turn % len(self.replicas)]
-        asked = Affinity() if policy == "least load" else affinity
-        return self._by_name[self._router.order(asked, self._names)[0]]
+        keys = Affinity() if policy == "least load" else affinity
+        return self._by_name[self._router.order(keys, self._names)[0]]
 
     def _report(self) -> None:
         for replica in self.replicas:
