@@ -15,6 +15,7 @@ from looseleaf.config.option import (
 from looseleaf.config.tiers import TierConfig
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+Quantize = Literal["fp8", "int8", "int4"]
 CpuKernels = Literal["auto", "native", "torch"]
 KvDType = Literal["auto", "fp8"]
 AttentionCosts = Literal["built-in", "measured"]
@@ -94,6 +95,11 @@ class EngineConfig:
     dtype: DType = option(
         "auto",
         "float32, float16 or bfloat16; auto: the checkpoint's, or float32 if that is faster",
+    )
+    quantize: Quantize | None = option(
+        None,
+        "on a GPU, narrow a 16-bit checkpoint's matrices while they load: fp8, int8, or int4 in "
+        "groups of 128; default: as stored",
     )
     max_model_len: int | None = option(
         None, "most tokens of prompt and answer together; default: the model's limit"
