@@ -64,7 +64,7 @@ def test_stored_codes_stay_codes(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reused_documents_give_the_answer_of_computed_ones(tmp_path: Path, kind: Quantize) -> None:
-    make_checkpoint(tmp_path, "llama", **SHAPE)
+    make_checkpoint(tmp_path, "llama", max_position_embeddings=1024, **SHAPE)
     documents = [Document(f"document {n} " * 12) for n in range(3)]
     params = SamplingParams(max_tokens=8, temperature=0.0, logprobs=1)
     with LLM(tmp_path, device="cuda", dtype="bfloat16", quantize=kind) as llm:

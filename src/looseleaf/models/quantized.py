@@ -16,7 +16,13 @@ from torch.nn import functional
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
 from looseleaf.ops.dense.quantized_linear.reference import dequantize_reference
-from looseleaf.ops.dense.scaled_linear import ScaledMatrix, dequantize, scaled_linear
+from looseleaf.ops.dense.scaled_linear import (
+    MAX_ROWS,
+    ScaledMatrix,
+    dequantize,
+    scaled_linear,
+    scaled_summands,
+)
 
 _log = logging.getLogger(__name__)
 Part = PackedMatrix | BlockMatrix | ScaledMatrix
@@ -90,6 +96,14 @@ class QuantizedWeight:
             _multiply(part, x, out[:, rows], added, None if residual is None else residual[:, rows])
             start = rows.stop
         return out
+
+    def summands(self, x: Float[Tensor, "rows columns"]) -> Tensor:
+        """``x @ weight.T`` as ``[rows, features]`` or ``[parts, rows, features]``."""
+        first = self.parts[0]
+        if isinstance(first, ScaledMatrix) and len(self.parts) == 1 and len(x) <= MAX_ROWS:
+            summands = scaled_summands(x, first)
+            return summands[0] if len(summands) == 1 else summands
+        return self.multiply(x)
 
     def gate(self, x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows half"]:
         """``silu(x @ gate.T) * (x @ up.T)`` of a weight ``[gate, up]`` that `can_gate`."""

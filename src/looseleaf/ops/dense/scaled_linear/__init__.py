@@ -183,6 +183,22 @@ def scaled_linear(
     return out
 
 
+def scaled_summands(
+    x: Float[Tensor, "rows columns"],
+    matrix: ScaledMatrix,
+    implementation: Implementation = "auto",
+) -> Float[Tensor, "parts rows features"]:
+    """Summands of `scaled_linear`, fp32 if there are several, for the next operator to add.
+
+    At most `MAX_ROWS` rows, and a matrix that `fits`. Raises InvalidOption for an unknown
+    ``implementation``."""
+    if choose(implementation, x) != "triton":
+        return scaled_linear_reference(x, matrix)[None]
+    from looseleaf.ops.dense.scaled_linear.kernel import scaled_summands_triton
+
+    return scaled_summands_triton(x, matrix)
+
+
 def multiplies_fp8(x: Tensor, matrix: ScaledMatrix) -> bool:
     """Whether the library multiplies ``x`` in FP8: one scale per output, bf16, Ada or later."""
     return (

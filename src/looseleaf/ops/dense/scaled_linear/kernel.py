@@ -1,8 +1,10 @@
 """The product of a few rows with codes on the device, and FP8 rows for the library.
 
 A program computes a block of outputs for all rows, over a part of the inner dims. The codes are the
-first operand, so they go from memory to registers and to the tensor cores. Scales multiply the
-sum of a group, not each weight. Parts are added by a second kernel in a fixed order."""
+first operand, so they go from memory to registers and to the tensor cores. On Hopper some
+instructions on words of codes make bf16 numbers of them. Scales multiply the sum of a tile, not
+each weight. As in `looseleaf.ops.dense.split_linear`, a program prefetches its codes before it
+waits for the previous kernel, and parts are added by a later kernel."""
 
 import torch
 import triton
@@ -11,77 +13,142 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.dense.scaled_linear import TILE, TILE_FEATURES, ScaledMatrix
+from looseleaf.ops.dense.split_linear.kernel import prefetch
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
 _LARGEST_FP8 = tl.constexpr(448.0)
 _LEAST = tl.constexpr(1e-12)
+_THREADS = tl.constexpr(128)
+# e4m3 codes become bf16 numbers of 2**-120 times their value; rows make up for a half of that
+_SHIFT = tl.constexpr(2.0**60)
+_AHEAD_BYTES = 1024
 
 
 @triton.jit
-def _numbers(codes, DTYPE: tl.constexpr):
-    """4-bit codes plus `_bias`, by the bits of a float whose last place is 1."""
-    if tl.bfloat16 == DTYPE:
-        return (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
-    if tl.float16 == DTYPE:
-        return (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
-    return codes.to(DTYPE)
+def _low_pairs(codes, offsets):
+    """bf16 of the low 4 bits minus ``offsets``, which are 128 plus the zeros."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t;
+        and.b32 t, $2, 0x0F0F0F0F;
+        prmt.b32 $0, t, 0x43434343, 0x4140;
+        prmt.b32 $1, t, 0x43434343, 0x4342;
+        sub.rn.bf16x2 $0, $0, $3;
+        sub.rn.bf16x2 $1, $1, $4;
+        }""",
+        "=&r,=&r,r,r,r", [codes, offsets], dtype=tl.bfloat16, is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @triton.jit
-def _bias(DTYPE: tl.constexpr):
-    if tl.bfloat16 == DTYPE:
-        return 128.0
-    if tl.float16 == DTYPE:
-        return 1024.0
-    return 0.0
+def _high_pairs(codes, offsets):
+    """bf16 of the high 4 bits minus ``offsets``."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t;
+        shr.u32 t, $2, 4;
+        and.b32 t, t, 0x0F0F0F0F;
+        prmt.b32 $0, t, 0x43434343, 0x4140;
+        prmt.b32 $1, t, 0x43434343, 0x4342;
+        sub.rn.bf16x2 $0, $0, $3;
+        sub.rn.bf16x2 $1, $1, $4;
+        }""",
+        "=&r,=&r,r,r,r", [codes, offsets], dtype=tl.bfloat16, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _shifted_fp8(codes):
+    """bf16 of e4m3 codes times 2**-120: sign, exponent and fraction in the places of bf16's."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t, u, v;
+        prmt.b32 t, $2, 0, 0x1404;
+        shr.u32 u, t, 4;
+        and.b32 v, t, 0x80008000;
+        lop3.b32 $0, u, 0x07F007F0, v, 0xEA;
+        prmt.b32 t, $2, 0, 0x3424;
+        shr.u32 u, t, 4;
+        and.b32 v, t, 0x80008000;
+        lop3.b32 $1, u, 0x07F007F0, v, 0xEA;
+        }""",
+        "=&r,=&r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _numbers(b_codes, b_zeros, DTYPE: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Codes minus zeros as numbers of the rows' dtype, which has them exactly."""
+    b_numbers = b_codes.to(DTYPE)
+    if HAS_ZEROS:
+        b_numbers -= b_zeros.to(DTYPE)[:, None]
+    return b_numbers
 
 
 # compiled once for all numbers of rows
 @triton.jit(do_not_specialize=["rows"])
 def _scaled_linear_kernel(
     x, codes, scales, zeros, out, rows, features, columns, groups, stride_x,
-    PARTS: tl.constexpr, GROUP_TILES: tl.constexpr, PAIRS: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    PARTS: tl.constexpr, GROUP_TILES: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    WORDS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    start_next(CHAINED)
     DTYPE: tl.constexpr = x.dtype.element_ty
+    PAIRS: tl.constexpr = KIND == "int4"
     HALF: tl.constexpr = BLOCK_K // 2
+    # bytes of a row of codes in a tile
+    WIDTH: tl.constexpr = HALF if PAIRS else BLOCK_K
     part, m_start = tl.program_id(1), tl.program_id(2) * BLOCK_M
-    length = columns // PARTS
+    tiles = columns // BLOCK_K // PARTS
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    o_m = m_start + tl.arange(0, BLOCK_M)
+    o_m, o_k = m_start + tl.arange(0, BLOCK_M), tl.arange(0, WIDTH)
     m_row = (o_m < rows)[None, :]
-    if PAIRS:
-        o_k = tl.arange(0, HALF)
-        p_codes = codes + o_n[:, None] * (columns // 2) + part * (length // 2) + o_k[None, :]
-    else:
-        o_k = tl.arange(0, BLOCK_K)
-        p_codes = codes + o_n[:, None] * columns + part * length + o_k[None, :]
-    p_x = x + o_m[None, :] * stride_x + part * length + o_k[:, None]  # [K, M]
-    p_scales = scales + o_n * groups
-    p_zeros = zeros + o_n * groups
-    first_tile = part * (length // BLOCK_K)
+    row_bytes = columns // BLOCK_K * WIDTH
+    p_codes = codes + o_n[:, None] * row_bytes + part * tiles * WIDTH + o_k[None, :]
+    p_x = x + o_m[None, :] * stride_x + part * tiles * BLOCK_K + o_k[:, None]  # [K, M]
+    p_scales, p_zeros = scales + o_n * groups, zeros + o_n * groups
+    if CHAINED:
+        # each thread prefetches a piece of a row
+        PIECES: tl.constexpr = _THREADS // BLOCK_N
+        thread = tl.arange(0, _THREADS)
+        row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
+        p_piece = (
+            codes + row * row_bytes + part * tiles * WIDTH + thread % PIECES * (AHEAD // PIECES)
+        )
+        prefetch(p_piece.to(tl.int64), AHEAD // PIECES)
+    await_previous(CHAINED)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for tile in range(0, length // BLOCK_K):
+    for tile in range(0, tiles):
+        group = (part * tiles + tile) // GROUP_TILES
         b_codes = tl.load(p_codes)  # [N, K]
         b_x = tl.load(p_x, mask=m_row, other=0.0)  # [K, M]
+        b_scales = tl.load(p_scales + group)
+        b_zeros = b_scales
+        if HAS_ZEROS:
+            b_zeros = tl.load(p_zeros + group)
         if PAIRS:
             b_more = tl.load(p_x + HALF, mask=m_row, other=0.0)
-            total = tl.dot(_numbers(b_codes & 15, DTYPE), b_x)
-            total = tl.dot(_numbers(b_codes >> 4, DTYPE), b_more, total)
-            sums = tl.sum(b_x.to(tl.float32), 0) + tl.sum(b_more.to(tl.float32), 0)
+            if WORDS:
+                if not HAS_ZEROS:
+                    b_zeros = tl.zeros_like(b_scales)
+                offsets = (b_zeros + 128.0).to(tl.bfloat16)[:, None]
+                offsets = tl.broadcast_to(offsets, (BLOCK_N, WIDTH))
+                b_low, b_high = _low_pairs(b_codes, offsets), _high_pairs(b_codes, offsets)
+            else:
+                b_low = _numbers(b_codes & 15, b_zeros, DTYPE, HAS_ZEROS)
+                b_high = _numbers(b_codes >> 4, b_zeros, DTYPE, HAS_ZEROS)
+            total = tl.dot(b_low, b_x)
+            total = tl.dot(b_high, b_more, total)
+        elif KIND == "fp8" and WORDS:
+            total = tl.dot(
+                _shifted_fp8(b_codes.to(tl.int8, bitcast=True)), (b_x * _SHIFT).to(DTYPE)
+            )
+            total *= _SHIFT
         else:
-            total = tl.dot(b_codes.to(DTYPE), b_x)
-            sums = tl.sum(b_x.to(tl.float32), 0)
-        group = (first_tile + tile) // GROUP_TILES
-        b_scales = tl.load(p_scales + group)
-        if HAS_ZEROS or PAIRS:
-            offset = tl.zeros((BLOCK_N,), tl.float32)
-            if PAIRS:
-                offset += _bias(DTYPE)
-            if HAS_ZEROS:
-                offset += tl.load(p_zeros + group)
-            total -= offset[:, None] * sums[None, :]
+            total = tl.dot(_numbers(b_codes, b_zeros, DTYPE, HAS_ZEROS), b_x)
         acc += total * b_scales[:, None]
-        p_codes += HALF if PAIRS else BLOCK_K
+        p_codes += WIDTH
         p_x += BLOCK_K
     p_out = out + (part * rows + o_m)[None, :].to(tl.int64) * features + o_n[:, None]
     tl.store(p_out, acc.to(out.dtype.element_ty), mask=m_row)
@@ -116,7 +183,7 @@ def _quantize_rows_kernel(x, codes, scales, columns, stride_x, BLOCK: tl.constex
 
 
 def num_parts(rows: int, features: int, columns: int, num_sms: int) -> int:
-    """Parts of the inner dims, so that programs fill the SMs about twice."""
+    """Parts of the inner dims, so that programs fill the SMs about three times."""
     tiles = features // TILE_FEATURES * -(-rows // _block_rows(rows))
     fitting = (n for n in (8, 4, 2) if columns % (n * TILE) == 0 and columns // n >= 4 * TILE)
     return next((n for n in fitting if tiles * n <= 3 * num_sms), 1)
@@ -130,32 +197,53 @@ def scaled_linear_triton(
     x: Float[Tensor, "rows columns"], matrix: ScaledMatrix
 ) -> Float[Tensor, "rows features"]:
     """See `looseleaf.ops.dense.scaled_linear`."""
+    rows, features = len(x), matrix.features
+    summands = scaled_summands_triton(x, matrix)
+    if len(summands) == 1 and summands.dtype == x.dtype:
+        return summands[0]
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    size, parts = rows * features, len(summands)
+    _add_parts_kernel[(triton.cdiv(size, 1024),)](
+        summands, out, size, PARTS=parts, BLOCK=1024, enable_fp_fusion=True
+    )
+    return out
+
+
+def scaled_summands_triton(
+    x: Float[Tensor, "rows columns"], matrix: ScaledMatrix
+) -> Float[Tensor, "parts rows features"]:
+    """See `looseleaf.ops.dense.scaled_linear`."""
     (rows, columns), features = x.shape, matrix.features
     assert columns == matrix.columns, "the inner dims must agree"
     assert x.stride(1) == 1 and matrix.codes.is_contiguous(), "inner dims must be contiguous"
-    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
-    if not rows:
-        return out
     num_sms = 1
     if x.is_cuda:
         num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     parts = num_parts(rows, features, columns, num_sms)
-    summands = out
-    if parts > 1:
-        summands = torch.empty((parts, rows, features), dtype=torch.float32, device=x.device)
+    dtype = x.dtype if parts == 1 else torch.float32
+    out = torch.empty((parts, rows, features), dtype=dtype, device=x.device)
+    if rows:
+        chained = chains(x)
+        launch(x, matrix, out, chained=chained, words=chained and x.dtype == torch.bfloat16)
+    return out
+
+
+def launch(x: Tensor, matrix: ScaledMatrix, out: Tensor, *, chained: bool, words: bool) -> None:
+    """Writes the product to ``out``, with as many parts as ``out`` has.
+
+    ``words`` are Hopper's instructions on words of codes, for bf16."""
+    (rows, columns), (parts, _, features) = x.shape, out.shape
     block_m, groups = _block_rows(rows), matrix.scales.shape[1]
     grid = (features // TILE_FEATURES, parts, triton.cdiv(rows, block_m))
     zeros = matrix.scales if matrix.zeros is None else matrix.zeros
     _scaled_linear_kernel[grid](
-        x, matrix.codes, matrix.scales, zeros, summands, rows, features, columns, groups,
-        x.stride(0), PARTS=parts, GROUP_TILES=matrix.group // TILE, PAIRS=matrix.kind == "int4",
-        HAS_ZEROS=matrix.zeros is not None, BLOCK_M=block_m, BLOCK_N=TILE_FEATURES, BLOCK_K=TILE,
-        num_warps=4, num_stages=4,
+        x, matrix.codes, matrix.scales, zeros, out, rows, features, columns, groups, x.stride(0),
+        PARTS=parts, GROUP_TILES=matrix.group // TILE, KIND=matrix.kind,
+        HAS_ZEROS=matrix.zeros is not None, WORDS=words, CHAINED=chained,
+        AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts),
+        BLOCK_M=block_m, BLOCK_N=TILE_FEATURES, BLOCK_K=TILE,
+        num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
-    if parts > 1:
-        size = rows * features
-        _add_parts_kernel[(triton.cdiv(size, 1024),)](summands, out, size, PARTS=parts, BLOCK=1024)
-    return out
 
 
 def quantize_rows_triton(
@@ -166,5 +254,7 @@ def quantize_rows_triton(
     codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if rows:
-        _quantize_rows_kernel[(rows,)](x, codes, scales, columns, x.stride(0), BLOCK=1024)
+        _quantize_rows_kernel[(rows,)](
+            x, codes, scales, columns, x.stride(0), BLOCK=1024, enable_fp_fusion=True
+        )
     return codes, scales
