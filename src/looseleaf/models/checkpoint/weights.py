@@ -303,7 +303,8 @@ class _Reader(_Checker):
             return weight
         if weight.shape[1] % TILE or weight.shape[0] % TILE_FEATURES:
             return weight
-        return QuantizedWeight([quantize_matrix(weight, self._quantize)], self._dtype)
+        narrowed = quantize_matrix(weight, self._quantize)
+        return QuantizedWeight([narrowed.laid_out()], self._dtype)
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout; packing copies."""
@@ -322,7 +323,7 @@ class _Reader(_Checker):
             matrices = [self._decode(s) for s in stored if s is not None]
             first = matrices[0]
             if all(fits(m) and m.same_form(first) for m in matrices):
-                return QuantizedWeight([stack(matrices)], self._dtype)
+                return QuantizedWeight([stack(matrices).laid_out()], self._dtype)
         return super().matrix(names, sizes, fan_in)
 
     def _decode(self, stored: StoredMatrix) -> ScaledMatrix:

@@ -85,20 +85,45 @@ def _numbers(b_codes, b_zeros, DTYPE: tl.constexpr, HAS_ZEROS: tl.constexpr):
     return b_numbers
 
 
+@triton.jit
+def _add_tile(
+    acc, b_codes, p_x, m_row, b_zeros,
+    KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, WORDS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """``acc`` plus the product of a tile, without its scales."""
+    DTYPE: tl.constexpr = p_x.dtype.element_ty
+    b_x = tl.load(p_x, mask=m_row, other=0.0)  # [K, M]
+    if KIND == "int4":
+        b_more = tl.load(p_x + HALF, mask=m_row, other=0.0)
+        if WORDS:
+            offsets = (b_zeros + 128.0).to(tl.bfloat16)[:, None]
+            offsets = tl.broadcast_to(offsets, b_codes.shape)
+            b_low, b_high = _low_pairs(b_codes, offsets), _high_pairs(b_codes, offsets)
+        else:
+            b_low = _numbers(b_codes & 15, b_zeros, DTYPE, HAS_ZEROS)
+            b_high = _numbers(b_codes >> 4, b_zeros, DTYPE, HAS_ZEROS)
+        acc = tl.dot(b_low, b_x, acc)
+        acc = tl.dot(b_high, b_more, acc)
+    elif KIND == "fp8" and WORDS:
+        b_x = (b_x * _SHIFT).to(DTYPE)
+        acc = tl.dot(_shifted_fp8(b_codes.to(tl.int8, bitcast=True)), b_x, acc)
+    else:
+        acc = tl.dot(_numbers(b_codes, b_zeros, DTYPE, HAS_ZEROS), b_x, acc)
+    return acc
+
+
 # compiled once for all numbers of rows
 @triton.jit(do_not_specialize=["rows"])
 def _scaled_linear_kernel(
-    x, codes, scales, zeros, out, rows, features, columns, groups, stride_x,
+    x, codes, scales, zeros, out, rows, features, columns, stride_x, stride_n, stride_g,
     PARTS: tl.constexpr, GROUP_TILES: tl.constexpr, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    WORDS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
+    ONE_GROUP: tl.constexpr, WORDS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
-    DTYPE: tl.constexpr = x.dtype.element_ty
-    PAIRS: tl.constexpr = KIND == "int4"
     HALF: tl.constexpr = BLOCK_K // 2
     # bytes of a row of codes in a tile
-    WIDTH: tl.constexpr = HALF if PAIRS else BLOCK_K
+    WIDTH: tl.constexpr = HALF if KIND == "int4" else BLOCK_K
     part, m_start = tl.program_id(1), tl.program_id(2) * BLOCK_M
     tiles = columns // BLOCK_K // PARTS
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
@@ -107,49 +132,41 @@ def _scaled_linear_kernel(
     row_bytes = columns // BLOCK_K * WIDTH
     p_codes = codes + o_n[:, None] * row_bytes + part * tiles * WIDTH + o_k[None, :]
     p_x = x + o_m[None, :] * stride_x + part * tiles * BLOCK_K + o_k[:, None]  # [K, M]
-    p_scales, p_zeros = scales + o_n * groups, zeros + o_n * groups
+    p_scales, p_zeros = scales + o_n * stride_n, zeros + o_n * stride_n
     if CHAINED:
         # each thread prefetches a piece of a row
         PIECES: tl.constexpr = _THREADS // BLOCK_N
         thread = tl.arange(0, _THREADS)
         row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
-        p_piece = (
-            codes + row * row_bytes + part * tiles * WIDTH + thread % PIECES * (AHEAD // PIECES)
-        )
-        prefetch(p_piece.to(tl.int64), AHEAD // PIECES)
+        start = part * tiles * WIDTH + thread % PIECES * (AHEAD // PIECES)
+        prefetch((codes + row * row_bytes + start).to(tl.int64), AHEAD // PIECES)
+    group = part * tiles // GROUP_TILES
+    b_scales = tl.load(p_scales + group * stride_g)
+    b_zeros = tl.zeros((BLOCK_N,), tl.float32)
+    if HAS_ZEROS:
+        b_zeros = tl.load(p_zeros + group * stride_g)
     await_previous(CHAINED)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(0, tiles):
-        group = (part * tiles + tile) // GROUP_TILES
         b_codes = tl.load(p_codes)  # [N, K]
-        b_x = tl.load(p_x, mask=m_row, other=0.0)  # [K, M]
-        b_scales = tl.load(p_scales + group)
-        b_zeros = b_scales
-        if HAS_ZEROS:
-            b_zeros = tl.load(p_zeros + group)
-        if PAIRS:
-            b_more = tl.load(p_x + HALF, mask=m_row, other=0.0)
-            if WORDS:
-                if not HAS_ZEROS:
-                    b_zeros = tl.zeros_like(b_scales)
-                offsets = (b_zeros + 128.0).to(tl.bfloat16)[:, None]
-                offsets = tl.broadcast_to(offsets, (BLOCK_N, WIDTH))
-                b_low, b_high = _low_pairs(b_codes, offsets), _high_pairs(b_codes, offsets)
-            else:
-                b_low = _numbers(b_codes & 15, b_zeros, DTYPE, HAS_ZEROS)
-                b_high = _numbers(b_codes >> 4, b_zeros, DTYPE, HAS_ZEROS)
-            total = tl.dot(b_low, b_x)
-            total = tl.dot(b_high, b_more, total)
-        elif KIND == "fp8" and WORDS:
-            total = tl.dot(
-                _shifted_fp8(b_codes.to(tl.int8, bitcast=True)), (b_x * _SHIFT).to(DTYPE)
-            )
-            total *= _SHIFT
+        if ONE_GROUP:
+            acc = _add_tile(acc, b_codes, p_x, m_row, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
         else:
-            total = tl.dot(_numbers(b_codes, b_zeros, DTYPE, HAS_ZEROS), b_x)
-        acc += total * b_scales[:, None]
+            # the next scales arrive during this product
+            after = (part * tiles + tl.minimum(tile + 1, tiles - 1)) // GROUP_TILES
+            next_scales, next_zeros = tl.load(p_scales + after * stride_g), b_zeros
+            if HAS_ZEROS:
+                next_zeros = tl.load(p_zeros + after * stride_g)
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            total = _add_tile(total, b_codes, p_x, m_row, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
+            acc += total * b_scales[:, None]
+            b_scales, b_zeros = next_scales, next_zeros
         p_codes += WIDTH
         p_x += BLOCK_K
+    if ONE_GROUP:
+        acc *= b_scales[:, None]
+    if KIND == "fp8" and WORDS:
+        acc *= _SHIFT
     p_out = out + (part * rows + o_m)[None, :].to(tl.int64) * features + o_n[:, None]
     tl.store(p_out, acc.to(out.dtype.element_ty), mask=m_row)
 
@@ -233,14 +250,15 @@ def launch(x: Tensor, matrix: ScaledMatrix, out: Tensor, *, chained: bool, words
 
     ``words`` are Hopper's instructions on words of codes, for bf16."""
     (rows, columns), (parts, _, features) = x.shape, out.shape
-    block_m, groups = _block_rows(rows), matrix.scales.shape[1]
+    block_m, scales = _block_rows(rows), matrix.scales
     grid = (features // TILE_FEATURES, parts, triton.cdiv(rows, block_m))
-    zeros = matrix.scales if matrix.zeros is None else matrix.zeros
+    zeros = scales if matrix.zeros is None else matrix.zeros
+    assert zeros.stride() == scales.stride(), "scales and zeros have one layout"
     _scaled_linear_kernel[grid](
-        x, matrix.codes, matrix.scales, zeros, out, rows, features, columns, groups, x.stride(0),
+        x, matrix.codes, scales, zeros, out, rows, features, columns, x.stride(0), *scales.stride(),
         PARTS=parts, GROUP_TILES=matrix.group // TILE, KIND=matrix.kind,
-        HAS_ZEROS=matrix.zeros is not None, WORDS=words, CHAINED=chained,
-        AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts),
+        HAS_ZEROS=matrix.zeros is not None, ONE_GROUP=scales.shape[1] == 1, WORDS=words,
+        CHAINED=chained, AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts),
         BLOCK_M=block_m, BLOCK_N=TILE_FEATURES, BLOCK_K=TILE,
         num_warps=4, num_stages=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
