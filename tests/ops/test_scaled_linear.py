@@ -70,7 +70,9 @@ def test_quantized_values_are_nearest(kind: Codes, bound: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (16, 4), (33, 2)])
+@pytest.mark.parametrize(
+    ("rows", "groups"), [(1, 1), (1, 4), (2, 2), (4, 4), (16, 4), (33, 2), (5, 1)]
+)
 def test_the_kernel_is_within_the_budget(
     dtype: torch.dtype, kind: Codes, rows: int, groups: int
 ) -> None:

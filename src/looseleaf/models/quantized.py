@@ -17,9 +17,9 @@ from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
 from looseleaf.ops.dense.quantized_linear.reference import dequantize_reference
 from looseleaf.ops.dense.scaled_linear import (
-    MAX_ROWS,
     ScaledMatrix,
     dequantize,
+    most_rows,
     scaled_linear,
     scaled_summands,
 )
@@ -100,7 +100,11 @@ class QuantizedWeight:
     def summands(self, x: Float[Tensor, "rows columns"]) -> Tensor:
         """``x @ weight.T`` as ``[rows, features]`` or ``[parts, rows, features]``."""
         first = self.parts[0]
-        if isinstance(first, ScaledMatrix) and len(self.parts) == 1 and len(x) <= MAX_ROWS:
+        if (
+            isinstance(first, ScaledMatrix)
+            and len(self.parts) == 1
+            and len(x) <= most_rows(x, first)
+        ):
             summands = scaled_summands(x, first)
             return summands[0] if len(summands) == 1 else summands
         return self.multiply(x)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
+from looseleaf.ops.dense import scaled_vectors
 from looseleaf.ops.dense.scaled_linear.reference import (
     dequantize_reference,
     scaled_linear_reference,
@@ -161,16 +162,16 @@ def scaled_linear(
 ) -> Float[Tensor, "rows features"]:
     """``x @ weight.T``: summed in fp32, rounded once to the dtype of ``x``. Rows are contiguous.
 
-    On a GPU, more than `MAX_ROWS` rows by FP8 codes with one scale per output are rounded to FP8,
-    each row with its own scale. Other products have no error beyond the sum's and the rounding of
-    a dequantized weight to the dtype of ``x``. Raises InvalidOption for an unknown
-    ``implementation``."""
+    On a GPU, more than four rows by FP8 codes with one scale per output are rounded to FP8, each
+    row with its own scale, if the library multiplies FP8. Other products have no error beyond the
+    sum's and the rounding of a dequantized weight to the dtype of ``x``. Raises InvalidOption for
+    an unknown ``implementation``."""
     chosen = choose(implementation, x)
     if chosen != "triton":
         return scaled_linear_reference(x, matrix)
     from looseleaf.ops.dense.scaled_linear.kernel import quantize_rows_triton, scaled_linear_triton
 
-    if len(x) <= MAX_ROWS and fits(matrix):
+    if len(x) <= most_rows(x, matrix) and fits(matrix):
         return scaled_linear_triton(x, matrix)
     if multiplies_fp8(x, matrix):
         codes, scales = quantize_rows_triton(x)
@@ -189,6 +190,11 @@ def scaled_linear(
     return out
 
 
+def most_rows(x: Tensor, matrix: ScaledMatrix) -> int:
+    """Most rows for which a kernel is faster than the library."""
+    return scaled_vectors.MAX_ROWS if multiplies_fp8(x, matrix) else MAX_ROWS
+
+
 def scaled_summands(
     x: Float[Tensor, "rows columns"],
     matrix: ScaledMatrix,
@@ -196,7 +202,7 @@ def scaled_summands(
 ) -> Float[Tensor, "parts rows features"]:
     """Summands of `scaled_linear`, fp32 if there are several, for the next operator to add.
 
-    At most `MAX_ROWS` rows, and a matrix that `fits`. Raises InvalidOption for an unknown
+    At most `most_rows`, and a matrix that `fits`. Raises InvalidOption for an unknown
     ``implementation``."""
     if choose(implementation, x) != "triton":
         return scaled_linear_reference(x, matrix)[None]

@@ -13,6 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.dense.scaled_linear import TILE, TILE_FEATURES, ScaledMatrix
+from looseleaf.ops.dense.scaled_vectors import MAX_ROWS as MAX_VECTORS
+from looseleaf.ops.dense.scaled_vectors.kernel import launch_vectors
+from looseleaf.ops.dense.scaled_vectors.kernel import num_parts as vector_parts
 from looseleaf.ops.dense.split_linear.kernel import prefetch
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
@@ -21,7 +24,7 @@ _LEAST = tl.constexpr(1e-12)
 _THREADS = tl.constexpr(128)
 # e4m3 codes become bf16 numbers of 2**-120 times their value; rows make up for a half of that
 _SHIFT = tl.constexpr(2.0**60)
-_AHEAD_BYTES = 1024
+_AHEAD_BYTES = 256
 
 
 @triton.jit
@@ -236,11 +239,18 @@ def scaled_summands_triton(
     num_sms = 1
     if x.is_cuda:
         num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    parts = num_parts(rows, features, columns, num_sms)
+    is_few = rows in (1, 2, MAX_VECTORS)
+    parts = (
+        vector_parts(features, columns, num_sms)
+        if is_few
+        else num_parts(rows, features, columns, num_sms)
+    )
     dtype = x.dtype if parts == 1 else torch.float32
     out = torch.empty((parts, rows, features), dtype=dtype, device=x.device)
-    if rows:
-        chained = chains(x)
+    chained = chains(x)
+    if is_few:
+        launch_vectors(x, matrix, out, chained=chained)
+    elif rows:
         launch(x, matrix, out, chained=chained, words=chained and x.dtype == torch.bfloat16)
     return out
 
