@@ -28,7 +28,7 @@ from looseleaf.ops.dense.scaled_linear.kernel import (
     scaled_linear_triton,
 )
 from looseleaf.ops.dense.scaled_linear.kernel import launch as launch_scaled
-from looseleaf.ops.dense.scaled_vectors.kernel import _scaled_vectors_kernel, launch_vectors
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import _scaled_vectors_kernel, launch_vectors
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
 from looseleaf.ops.dense.split_linear.kernel import (

@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption
-from looseleaf.ops.dense import scaled_vectors
 from looseleaf.ops.dense.scaled_linear.reference import (
     dequantize_reference,
     scaled_linear_reference,
 )
+from looseleaf.ops.dense.scaled_linear.vectors import MAX_ROWS as MAX_VECTORS
 from looseleaf.ops.dispatch import Implementation, choose
 
 Codes = Literal["fp8", "int8", "int4"]
@@ -94,8 +94,8 @@ class ScaledMatrix:
 
     def same_form(self, other: "ScaledMatrix") -> bool:
         """Whether `stack` can join both."""
-        mine, others = ((m.kind, m.columns, m.group, m.zeros is None) for m in (self, other))
-        return mine == others
+        first, second = ((m.kind, m.columns, m.group, m.zeros is None) for m in (self, other))
+        return first == second
 
 
 def stack(matrices: list[ScaledMatrix]) -> ScaledMatrix:
@@ -192,7 +192,7 @@ def scaled_linear(
 
 def most_rows(x: Tensor, matrix: ScaledMatrix) -> int:
     """Most rows for which a kernel is faster than the library."""
-    return scaled_vectors.MAX_ROWS if multiplies_fp8(x, matrix) else MAX_ROWS
+    return MAX_VECTORS if multiplies_fp8(x, matrix) else MAX_ROWS
 
 
 def scaled_summands(

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.dense.scaled_linear import TILE, TILE_FEATURES, ScaledMatrix
-from looseleaf.ops.dense.scaled_vectors import MAX_ROWS as MAX_VECTORS
-from looseleaf.ops.dense.scaled_vectors.kernel import launch_vectors
-from looseleaf.ops.dense.scaled_vectors.kernel import num_parts as vector_parts
+from looseleaf.ops.dense.scaled_linear.vectors import MAX_ROWS as MAX_VECTORS
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import launch_vectors
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import num_parts as vector_parts
 from looseleaf.ops.dense.split_linear.kernel import prefetch
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
