@@ -74,7 +74,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_num_seqs")
+        require_positive(self, "max_num_seqs", "max_num_batched_tokens")
         require_not_negative(self, "step_ms")
         require(
             self.max_num_batched_tokens is None
