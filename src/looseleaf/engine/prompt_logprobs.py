@@ -49,7 +49,7 @@ class PromptLogprobs:
     parts: Rows[TextRun | DocumentUse | HostedUse]
     complete: bool = False
     _pending: list[_Scored] = field(default_factory=list)
-    _entries: dict[int, Entry] = field(default_factory=dict)
+    _entries: tuple[Entry | None, ...] = ()
 
     def __post_init__(self) -> None:
         offsets = np.cumsum([0, *(part.num_tokens for part in self.parts)])
@@ -102,11 +102,15 @@ class PromptLogprobs:
 
     def finish(self) -> None:
         """Copy the scores to the host, after the last row of the prompt is computed."""
+        if self.complete:
+            return
+        by_index: dict[int, Entry] = {}
         for scored in self._pending:
             counts = [self.num_top] * len(scored.tokens)
             entries = entries_of(scored.tokens, scored.scores, counts)
-            self._entries |= zip(scored.indices, entries, strict=True)
+            by_index |= zip(scored.indices, entries, strict=True)
         self._pending.clear()
+        self._entries = tuple(by_index.get(index) for index in range(len(self.tokens)))
         self.complete = True
 
     def reset(self) -> None:
@@ -117,9 +121,7 @@ class PromptLogprobs:
         """One entry per prompt token: the token itself, then the likeliest; None without a score.
 
         Returns None before the prompt is complete."""
-        if not self.complete:
-            return None
-        return tuple(self._entries.get(index) for index in range(len(self.tokens)))
+        return self._entries if self.complete else None
 
 
 @dataclass(frozen=True)

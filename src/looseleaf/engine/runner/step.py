@@ -29,9 +29,10 @@ from looseleaf.prompt.placements import DocumentUse
 class Step:
     """The decode rows, chunks and row table of a step.
 
-    ``scored`` are prompt rows with log-probabilities. ``features`` pairs each feature with the rows of its sequence. ``fusions`` are the blending
+    ``features`` pairs each feature with the rows of its sequence. ``fusions`` are the blending
     passes whose first row is in this step, and ``late_rows`` their rows that enter at a later
-    layer. ``awaited`` are the loads of documents that rows read."""
+    layer. ``awaited`` are the loads of documents that rows read. ``scored`` are rows of prompts
+    whose log-probabilities are requested."""
 
     work: StepWork
     decode: Rows[DecodeRow]
