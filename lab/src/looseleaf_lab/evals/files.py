@@ -137,12 +137,12 @@ def _parse(text: str, location: str) -> Any:
 def _parts(entry: Any, page_words: int) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Documents, question and right answers of an entry in either format."""
     answers_of_entry = _answer_texts(entry["answers"])
-    passages = entry.get("ctxs", entry.get("documents"))
-    if passages is not None:
+    field = next((name for name in ("ctxs", "documents") if name in entry), None)
+    if field is not None:
         question = _text(entry["question"], "`question`")
         titled = [
-            (passage.get("title"), _text(passage["text"], "a passage's text"))
-            for passage in passages
+            (passage.get("title"), _text(passage["text"], f"a text of `{field}`"))
+            for passage in entry[field]
         ]
         texts = [f"{title}\n\n{text}" if title else text for title, text in titled]
         return tuple(t for t in texts if t.strip()), question, answers_of_entry

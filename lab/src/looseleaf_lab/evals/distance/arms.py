@@ -41,7 +41,7 @@ PLAIN: Mapping[str, DistanceArm] = MappingProxyType({arm.name: arm for arm in _P
 
 def of_policy(fuse: Fuse) -> DistanceArm:
     """The arm of a fuse policy."""
-    settings = [fuse.selector]
+    settings: list[str] = [fuse.selector]
     if fuse.selector == "deviation":
         settings.append("layer " + " ".join(map(str, fuse.check_layers)))
     if fuse.ratio is not None:

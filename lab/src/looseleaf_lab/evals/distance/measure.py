@@ -49,7 +49,8 @@ class DistanceMeter:
     ) -> tuple[Answer, Reference]:
         """The answer with its figures, and the reference, which is full prefill's own if None.
 
-        The first of ``candidates`` is right. A single one is no choice. Raises the errors of the engine."""
+        The first of ``candidates`` is right. A single one is no choice. Raises the errors of the
+        engine."""
         salt = f"{arm.name} {item.key} {next(self._numbers)}" if arm.context == "prompt" else ""
         parts = self._parts(item, arm)
         self._prepare(item, arm, parts, salt)
