@@ -13,6 +13,7 @@ from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import reference_model
 from looseleaf_lab.cli.evals.evaluate import evaluate
 from looseleaf_lab.evals.distance.arms import PLAIN, choose_arms, of_policy
+from looseleaf_lab.evals.distance.ceiling import CEILINGS
 from looseleaf_lab.evals.distance.logits import divergence
 from looseleaf_lab.evals.distance.measure import DistanceMeter, candidates_of
 from looseleaf_lab.evals.distance.run import DistanceRun
@@ -68,6 +69,22 @@ def test_arms_that_are_exact_by_law_have_no_distance_and_plain_reuse_has_one(
         )
         assert reuse > 0.01 and question < reuse
     assert measured["question, 0.3"][0]["recomputed"] > 0 == measured["reuse"][0]["recomputed"]
+
+
+def test_tokens_that_full_knowledge_chooses_remove_more_than_random_ones(
+    llm: LLM, task: FileTask
+) -> None:
+    arms = choose_arms((), [Fuse("random", ratio=0.3)], 8, ceilings=(0.3, 1.0))
+    measured = distance_run(llm).measure(task, arms, "all")
+
+    def mean(arm: str) -> float:
+        return sum(figures["kl_answer"] for figures in measured[arm]) / len(ENTRIES)
+
+    for name in CEILINGS:
+        assert mean(f"ceiling {name}, 1") < 1e-5
+        assert mean(f"ceiling {name}, 0.3") < mean("random, 0.3")
+    recomputed = [measured[name][0]["recomputed"] for name in ("ceiling read, 0.3", "random, 0.3")]
+    assert recomputed[0] == recomputed[1] > 0
 
 
 def test_the_divergence_is_that_of_full_distributions() -> None:

@@ -50,6 +50,7 @@ def measure_files(
     from looseleaf_lab.evals.distance.summary import DistanceRow
     from looseleaf_lab.evals.run import AnswerFile
 
+    ceilings = options.pop("ceilings")
     fuses, readings = take_fuses(options), take_readings(options)
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     if not options["model"] or options["endpoint"] or options["checkpoints"] or readings:
@@ -61,7 +62,7 @@ def measure_files(
     if target is not None:
         require_appendable(target, [*origin, *(field.name for field in fields(DistanceRow))])
     llm = LLM(options["model"], **engine)
-    arms = choose_arms(options["arms"], fuses, llm.engine.runner.model.config.num_layers)
+    arms = choose_arms(options["arms"], fuses, llm.engine.runner.model.config.num_layers, ceilings)
     weights = model_fingerprint(find_model(options["model"])).hex()
     name = Path(options["model"]).stem.split(".")[0]
     source = (origin["commit"], name, weights + repr(sorted(engine.items())))

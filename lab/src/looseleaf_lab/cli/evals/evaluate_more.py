@@ -117,6 +117,13 @@ def ruler(
     show_default=True,
     help="with --measure: develop has entries 0, 2, ..., decide 1, 3, ...",
 )
+@click.option(
+    "--ceiling",
+    "ceilings",
+    multiple=True,
+    type=click.FloatRange(0, 1),
+    help="with --measure: shares of tokens chosen with full knowledge",
+)
 @evaluation_options
 def from_file(
     paths: tuple[Path, ...],
@@ -148,6 +155,7 @@ def from_file(
     if measure:
         measure_files(files, measure, part, file_options.max_tokens, options)
         return
+    options.pop("ceilings")
     evaluation = Evaluation.take(options)
     for task in files:
         joined_count = min(join, len(task.entries))

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from looseleaf.config import Fuse
 from looseleaf.errors import InvalidOption
 from looseleaf.prompt.request import DocumentContext
+from looseleaf_lab.evals.distance.ceiling import CEILINGS, Ceiling
 
 SHARE = 0.15
 """The default share of document tokens that a policy computes again."""
@@ -16,7 +17,7 @@ SHARE = 0.15
 class DistanceArm:
     """How a prompt's documents are computed. With ``primes`` the prefix cache has the first
     document of each prompt, as another prompt left it. Arms that are ``exact`` equal full prefill
-    by law."""
+    by law. With a ``ceiling`` full knowledge chooses the tokens, as many as those of ``fuse``."""
 
     name: str
     context: DocumentContext = "lead"
@@ -24,6 +25,7 @@ class DistanceArm:
     has_documents: bool = True
     primes: bool = False
     exact: bool = False
+    ceiling: Ceiling | None = None
 
 
 FULL = DistanceArm("full", "prompt", exact=True)
@@ -52,6 +54,15 @@ def of_policy(fuse: Fuse) -> DistanceArm:
     return DistanceArm(", ".join(settings), fuse=fuse, exact=exact)
 
 
+def of_ceilings(shares: Sequence[float]) -> list[DistanceArm]:
+    """The arms whose tokens full knowledge chooses, at these shares."""
+    return [
+        DistanceArm(f"ceiling {name}, {share:g}", fuse=Fuse("random", ratio=share), ceiling=name)
+        for name in CEILINGS
+        for share in shares
+    ]
+
+
 def default_policies(num_layers: int) -> list[Fuse]:
     """APE, and every selector at its default share; deviation at layer 2 and at a quarter of the
     depth."""
@@ -65,16 +76,19 @@ def default_policies(num_layers: int) -> list[Fuse]:
     ]
 
 
-def choose_arms(names: Sequence[str], fuses: Sequence[Fuse], num_layers: int) -> list[DistanceArm]:
-    """The arms of these names and policies, by default all; ``full`` is first, then ``reuse``.
+def choose_arms(
+    names: Sequence[str], fuses: Sequence[Fuse], num_layers: int, ceilings: Sequence[float] = ()
+) -> list[DistanceArm]:
+    """The arms of these names, policies and shares of ceilings, by default those of all names and
+    default policies; ``full`` is first, then ``reuse``.
 
     Raises InvalidOption for an unknown name."""
     unknown = [name for name in names if name not in PLAIN]
     if unknown:
         raise InvalidOption(f"unknown arm {unknown[0]!r}: with --measure use {', '.join(PLAIN)}")
     policies = [of_policy(fuse) for fuse in fuses]
-    if not names and not fuses:
+    if not (names or fuses or ceilings):
         policies = [of_policy(fuse) for fuse in default_policies(num_layers)]
         names = tuple(PLAIN)
-    wanted = [*(PLAIN[name] for name in names), *policies]
-    return list(dict.fromkeys([FULL, REUSE, *wanted]))
+    chosen_arms = [*(PLAIN[name] for name in names), *policies, *of_ceilings(ceilings)]
+    return list(dict.fromkeys([FULL, REUSE, *chosen_arms]))

@@ -1,6 +1,6 @@
 """Full log-softmax rows of given answers, from the engine's own scoring of prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,10 @@ from torch import Tensor
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.prompt_logprobs import Project, PromptLogprobs
+from looseleaf.engine.sequence import Sequence as OneOutput
 from looseleaf.prompt.request import Request
+
+Prepare = Callable[[OneOutput], None]
 
 
 @dataclass(eq=False)
@@ -36,30 +39,34 @@ class KeptRows(PromptLogprobs):
         return torch.stack([self.kept[index] for index in sorted(self.kept)])
 
 
-def run(engine: Engine, requests: Sequence[Request]) -> list[RequestProgress]:
-    """Run requests to their end. Raises the first error of a request."""
+def run(
+    engine: Engine, requests: Sequence[Request], prepare: Prepare = lambda sequence: None
+) -> list[RequestProgress]:
+    """Run requests to their end; ``prepare`` is called with each waiting sequence.
+
+    Raises the first error of a request."""
     progresses = [engine.add(request) for request in requests]
+    for progress in progresses:
+        prepare(progress.outputs[0].sequence)
     _finish(engine, progresses)
     return progresses
 
 
 def distributions(
-    engine: Engine, requests: Sequence[Request]
+    engine: Engine, requests: Sequence[Request], prepare: Prepare = lambda sequence: None
 ) -> list[Float[Tensor, "tokens vocab_size"]]:
-    """The log-softmax rows, fp32, of each request's scored tokens.
+    """The log-softmax rows, fp32, of each request's scored tokens; ``prepare`` as in `run`."""
+    keepers = list[KeptRows]()
 
-    Requests are those of `score_requests`: their scores begin with the given answer."""
-    progresses, keepers = [], []
-    for request in requests:
-        progress = engine.add(request)
-        sequence = progress.outputs[0].sequence
+    def keep(sequence: OneOutput) -> None:
+        prepare(sequence)
         scorer = sequence.prompt_logprobs
         assert scorer is not None, "the request asks for the scores of its prompt"
         keeper = KeptRows(scorer.tokens, scorer.num_top, scorer.start, scorer.parts)
         sequence.prompt_logprobs = keeper
-        progresses.append(progress)
         keepers.append(keeper)
-    _finish(engine, progresses)
+
+    run(engine, requests, keep)
     return [keeper.distributions() for keeper in keepers]
 
 

@@ -6,7 +6,7 @@ answer. Both are teacher-forced. ``agrees`` is whether the first tokens of the g
 those of full prefill. ``choice`` is the index of the likeliest candidate by mean log-probability;
 candidate 0 is right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -18,7 +18,14 @@ from looseleaf.prompt.request import Document, DocumentPart, PromptParts, Reques
 from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.evals.arms import Form
 from looseleaf_lab.evals.distance.arms import FULL, DistanceArm
-from looseleaf_lab.evals.distance.logits import distributions, divergence, likelihood, run
+from looseleaf_lab.evals.distance.ceiling import Ceiling, Scores, ceiling_scores, give_tokens
+from looseleaf_lab.evals.distance.logits import (
+    Prepare,
+    distributions,
+    divergence,
+    likelihood,
+    run,
+)
 from looseleaf_lab.evals.scores import word_f1
 from looseleaf_lab.evals.task import Answer, Item
 
@@ -43,6 +50,7 @@ class DistanceMeter:
     def __init__(self, llm: LLM, form: Form, max_tokens: int = 24) -> None:
         self.llm, self.form, self.max_tokens = llm, form, max_tokens
         self._numbers = count()
+        self._known: tuple[str, Mapping[Ceiling, Scores]] = ("", {})
 
     def measure(
         self, item: Item, candidates: Sequence[str], arm: DistanceArm, reference: Reference | None
@@ -54,13 +62,14 @@ class DistanceMeter:
         salt = f"{arm.name} {item.key} {next(self._numbers)}" if arm.context == "prompt" else ""
         parts = self._parts(item, arm)
         self._prepare(item, arm, parts, salt)
-        (progress,) = run(self.llm.engine, [self._greedy(parts, arm, salt)])
+        give = self._giver(item, parts, arm)
+        (progress,) = run(self.llm.engine, [self._greedy(parts, arm, salt)], give)
         output = progress.output()
         token_ids = output.token_ids
         own = token_ids[:AGREEING_TOKENS] if reference is None else reference.token_ids
-        requests, given = self._scored(parts, [*candidates, own], arm, salt)
-        rows = distributions(self.llm.engine, requests)
-        means = [likelihood(row, ids) for row, ids in zip(rows, given, strict=True)]
+        requests, answers = self._scored(parts, [*candidates, own], arm, salt)
+        rows = distributions(self.llm.engine, requests, give)
+        means = [likelihood(row, ids) for row, ids in zip(rows, answers, strict=True)]
         choice = max(range(len(candidates)), key=means.__getitem__)
         if reference is None:
             reference = Reference(own, choice, rows[0], rows[-1])
@@ -82,6 +91,15 @@ class DistanceMeter:
                 "same_choice": float(choice == reference.choice),
             }
         return Answer(output.text, figures), reference
+
+    def _giver(self, item: Item, parts: PromptParts, arm: DistanceArm) -> Prepare:
+        """Gives a sequence the tokens of the arm's ceiling, if it has one."""
+        if arm.ceiling is None:
+            return lambda sequence: None
+        if self._known[0] != item.fingerprint():
+            self._known = item.fingerprint(), ceiling_scores(self.llm.engine.runner.model, parts)
+        scores = self._known[1][arm.ceiling]
+        return lambda sequence: give_tokens(sequence, scores)
 
     def _parts(self, item: Item, arm: DistanceArm) -> PromptParts:
         texts = item.documents if arm.has_documents else ()
@@ -122,14 +140,14 @@ class DistanceMeter:
         prompts = self.llm.engine.prompts
         first = sum(len(part.tokens) for part in parts)
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=first)
-        requests, given = [], []
+        requests, tokens = [], []
         for answer in answers:
             text = f" {answer}" if isinstance(answer, str) and self.form == "bare" else answer
             whole, ids = prompts.continued(parts, text)
             request = Request(self._name(), whole, params, salt, fuse=arm.fuse, num_given=len(ids))
             requests.append(request)
-            given.append(ids)
-        return requests, given
+            tokens.append(ids)
+        return requests, tokens
 
     def _name(self) -> str:
         return f"(distance {next(self._numbers)})"
@@ -144,6 +162,6 @@ def _document_tokens(full: PromptParts, parts: PromptParts) -> int:
 def candidates_of(items: Sequence[Item], number: int, total: int = 4) -> list[str]:
     """Answers to choose from: the right one, then those of the following other questions."""
     right = items[number].answers[0]
-    others = [items[(number + n) % len(items)].answers[0] for n in range(1, len(items))]
-    distinct = [text for text in dict.fromkeys(others) if text != right]
+    further = [items[(number + n) % len(items)].answers[0] for n in range(1, len(items))]
+    distinct = [text for text in dict.fromkeys(further) if text != right]
     return [right, *distinct[: total - 1]]

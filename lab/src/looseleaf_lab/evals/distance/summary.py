@@ -129,7 +129,7 @@ def law_of(row: DistanceRow, figures: Sequence[Figures]) -> str:
 
 
 def verdict_of(row: DistanceRow) -> str:
-    """What the intervals of an approximate arm say."""
+    """The reading of an approximate arm's intervals."""
     if row.nll_low > 0:
         likelihood = "costs likelihood"
     elif row.nll_high < 0:
