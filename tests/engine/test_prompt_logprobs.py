@@ -7,6 +7,7 @@ from torch import Tensor
 from looseleaf import LLM, Document, Fuse, SamplingParams
 from looseleaf.engine.prompt_logprobs import ROWS_AT_ONCE
 from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.engine.sampling.sampler import Sampler
 from looseleaf.errors import InvalidRequest, LooseleafError
 from looseleaf.prompt.request import Prompt
 from tests.engine.harness import Folder, assert_idle, document, make_llm, words
@@ -119,7 +120,13 @@ def test_a_start_leaves_earlier_pages_to_the_prefix_cache(llm: LLM) -> None:
     assert ask(llm, TEXT, SamplingParams(max_tokens=1)).reuse.text_tokens_cached == 64
 
 
-def test_no_hidden_token_is_drawn_for_max_tokens_0(llm: LLM) -> None:
+def test_no_hidden_token_is_drawn_for_max_tokens_0(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a token is drawn")
+
+    monkeypatch.setattr(Sampler, "sample", refuse)
     before = llm.engine.counters.output_tokens
     output = ask(llm, MIXED, SamplingParams(max_tokens=0, n=2))
     assert [(o.token_ids, o.text, o.finish_reason) for o in output.outputs] == [
@@ -129,6 +136,7 @@ def test_no_hidden_token_is_drawn_for_max_tokens_0(llm: LLM) -> None:
     # the prompt may fill the context
     whole = [5] * llm.engine.max_model_len
     assert ask(llm, [whole], SamplingParams(max_tokens=0)).finished
+    monkeypatch.undo()
     with pytest.raises(LooseleafError, match="context holds"):
         ask(llm, [whole], SamplingParams(max_tokens=1))
 
@@ -141,13 +149,15 @@ def test_prompt_scores_come_beside_an_answer_and_its_own(llm: LLM) -> None:
     assert same(scores(output), scores(ask(llm, MIXED)))
 
 
-@pytest.mark.parametrize("fuse", [None, Fuse("question", ratio=0.2), Fuse("deviation", ratio=0.2)])
+@pytest.mark.parametrize("fuse", [None, Fuse("question", ratio=0.1), Fuse("links", ratio=0.3)])
 def test_the_score_of_an_answer_is_what_it_was_generated_with(llm: LLM, fuse: Fuse | None) -> None:
-    params = SamplingParams(max_tokens=6, seed=3, logprobs=0, ignore_eos=True)
-    (output,) = llm.generate([MIXED], params, fuse=fuse)
+    """So the answer takes no part in the choice of tokens that are computed again."""
+    prompt = [words(1, 9), *(document(seed, 50) for seed in (1, 2, 3)), words(2, 9)]
+    params = SamplingParams(max_tokens=40, seed=3, logprobs=0, ignore_eos=True)
+    (output,) = llm.generate([prompt], params, fuse=fuse)
     answer = output.outputs[0]
     assert answer.logprobs is not None
-    (score,) = llm.score([MIXED], [[*answer.token_ids]], fuse=fuse)
+    (score,) = llm.score([prompt], [[*answer.token_ids]], fuse=fuse)
     assert_idle(llm)
     assert score.token_ids == answer.token_ids
     assert same([*score.logprobs], [entry[0].logprob for entry in answer.logprobs])
