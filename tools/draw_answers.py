@@ -19,6 +19,8 @@ HEADER = (
     "| arm | computed again | loss minus full's | KL | KL removed | same first 12 tokens | F1 | "
     "same choice | first token, s | sooner |"
 )
+COMPUTED = {"none": "—", "full": "100%", "prefix": "all but the first"}
+"""Shares of document tokens computed for a prompt, where passages are text."""
 Row = Mapping[str, str]
 Group = tuple[str, str, str, str]
 _MARKS = "os^Dv<>PX*"
@@ -64,7 +66,7 @@ def _line(row: Row) -> str:
     choice = number("same_choice", ".0%") if row["same_choice"] else "—"
     cells = (
         row["arm"],
-        number("recomputed", ".0%"),
+        COMPUTED.get(row["arm"], number("recomputed", ".0%")),
         bounds("nll", "+.2f"),
         bounds("kl", ".3f"),
         bounds("kl_removed", ".0%"),

@@ -17,7 +17,7 @@ from looseleaf.llm.llm import LLM
 from looseleaf.prompt.request import Document, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.evals.arms import Form
-from looseleaf_lab.evals.distance.arms import FULL, DistanceArm
+from looseleaf_lab.evals.distance.arms import DistanceArm
 from looseleaf_lab.evals.distance.ceiling import Ceiling, Scores, ceiling_scores, give_tokens
 from looseleaf_lab.evals.distance.logits import (
     Prepare,
@@ -82,7 +82,7 @@ class DistanceMeter:
             "agrees": float(token_ids[:AGREEING_TOKENS] == reference.token_ids),
             "f1": word_f1(output.text.strip(), item.answers),
             "first_token": first,
-            "document_tokens": float(_document_tokens(self._parts(item, FULL), parts)),
+            "document_tokens": float(sum(p.num_tokens for p in output.reuse.documents)),
             "recomputed": float(output.reuse.document_tokens_recomputed),
         }
         if len(candidates) > 1:
@@ -151,12 +151,6 @@ class DistanceMeter:
 
     def _name(self) -> str:
         return f"(distance {next(self._numbers)})"
-
-
-def _document_tokens(full: PromptParts, parts: PromptParts) -> int:
-    """Tokens of documents: of the arm's parts, else those that full prefill has more of."""
-    counted = sum(len(part.tokens) for part in parts if isinstance(part, DocumentPart))
-    return counted or sum(len(part.tokens) for part in full)
 
 
 def candidates_of(items: Sequence[Item], number: int, total: int = 4) -> list[str]:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 LAW_KL = 1e-3
@@ -19,7 +20,8 @@ class DistanceRow:
     divergence at the right answer's tokens, ``kl_answer`` at full prefill's own tokens.
     ``kl_removed`` is the share of plain reuse's ``kl`` that the arm removes. ``agreement`` is the
     share of equal first 12 greedy tokens, ``same_choice`` of equal choices among four answers.
-    ``first_token`` is in seconds, ``sooner`` the factor over full prefill."""
+    ``first_token`` is the median in seconds, ``sooner`` the median factor over full prefill.
+    ``tokens`` is the mean number of document tokens."""
 
     model: str
     file: str
@@ -68,14 +70,15 @@ def summarize(
 
     losses = [a - b for a, b in zip(column("nll"), column("nll", full), strict=True)]
     gains = [a - b for a, b in zip(column("f1"), column("f1", full), strict=True)]
-    total, has_choice = sum(column("document_tokens")), "choice" in figures[0]
+    total, has_choice = sum(column("document_tokens", reuse)), "choice" in figures[0]
     removed = _ratio(column("kl"), column("kl", reuse))
-    sooner = _ratio(column("first_token", full), column("first_token"))
+    times = zip(column("first_token", full), column("first_token"), strict=True)
+    sooner = [whole / own for whole, own in times]
     values: dict[str, Any] = {
         **labels,
         "arm": arm,
         "questions": len(figures),
-        "tokens": mean("document_tokens"),
+        "tokens": total / len(figures),
         "recomputed": sum(column("recomputed")) / max(1.0, total),
         **_with_interval("nll", sum(losses) / len(losses), paired_mean(losses)),
         **_with_interval("kl", mean("kl"), paired_mean(column("kl"))),
@@ -85,8 +88,8 @@ def summarize(
         **_with_interval("f1", mean("f1"), paired_mean(gains)),
         "same_choice": mean("same_choice") if has_choice else "",
         "right_choice": column("choice").count(0.0) / len(figures) if has_choice else "",
-        "first_token": mean("first_token"),
-        **_with_interval("sooner", sooner[0], sooner[1:]),
+        "first_token": median(column("first_token")),
+        **_with_interval("sooner", median(sooner), _median_bounds(sooner)),
     }
     return DistanceRow(**values)
 
@@ -108,6 +111,10 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float
         return sum(above[n] for n in drawn) / divisor if divisor > 0 else 0.0
 
     return (of(range(len(above))), *_resampled(len(above), of))
+
+
+def _median_bounds(values: Sequence[float]) -> tuple[float, float]:
+    return _resampled(len(values), lambda drawn: median([values[n] for n in drawn]))
 
 
 def _mean(values: Sequence[float]) -> float:
