@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "answers.md"
 PART_NAMES = {"all": "all questions", "develop": "even questions", "decide": "odd questions"}
+DRAWN = ("all", "develop")
 BOARD = re.compile(r"(?s)(<!-- board -->\n).*(<!-- end of board -->)")
 HEADER = (
     "| arm | computed again | loss minus full's | KL | KL removed | same first 12 tokens | F1 | "
@@ -32,21 +33,25 @@ def read_groups(path: Path) -> dict[Group, list[Row]]:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             group = row["model"], row["file"], row["part"], row["hardware"]
-            # a later run with fewer questions does not replace an earlier one
+            # a later run with fewer questions or measures does not replace an earlier one
             known = latest[group].get(row["arm"])
-            if known is None or int(known["questions"]) <= int(row["questions"]):
+            if known is None or _extent(known) <= _extent(row):
                 latest[group][row["arm"]] = row
     return {group: [*rows.values()] for group, rows in latest.items()}
+
+
+def _extent(row: Row) -> tuple[int, bool]:
+    return int(row["questions"]), bool(row["same_choice"])
 
 
 def board(path: Path) -> str:
     """The tables of the page, one per model, file, part and machine."""
     texts = []
     for (model, file, part, hardware), rows in read_groups(path).items():
-        first = max(rows, key=lambda row: int(row["questions"]))
+        largest = max(rows, key=_extent)
         title = (
-            f"### {model}, {file}, {PART_NAMES[part]}\n\n{first['questions']} questions, "
-            f"{float(first['tokens']):.0f} document tokens on average; {hardware}.\n"
+            f"### {model}, {file}, {PART_NAMES[part]}\n\n{largest['questions']} questions, "
+            f"{float(largest['tokens']):.0f} document tokens on average; {hardware}.\n"
         )
         lines = [HEADER, "|---|" + "---|" * (HEADER.count("|") - 2)]
         lines += [_line(row) for row in rows]
@@ -92,12 +97,12 @@ def draw(path: Path, target: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    groups = {group: rows for group, rows in read_groups(path).items() if group[2] == "all"}
+    groups = {group: rows for group, rows in read_groups(path).items() if group[2] in DRAWN}
     height = 4.2 * len(groups)
-    figure, panels = pyplot.subplots(len(groups), 1, figsize=(8, height), squeeze=False)
-    for axes, ((model, file, _, _), rows) in zip(panels[:, 0], groups.items(), strict=True):
+    figure, panels = pyplot.subplots(len(groups), 1, figsize=(8.5, height), squeeze=False)
+    for axes, ((model, file, part, _), rows) in zip(panels[:, 0], groups.items(), strict=True):
         _panel(axes, rows)
-        axes.set_title(f"{model}, {file}", loc="left", fontsize=10)
+        axes.set_title(f"{model}, {file}, {PART_NAMES[part]}", loc="left", fontsize=10)
     figure.tight_layout()
     figure.savefig(target, dpi=110, metadata={"Software": None})
 
@@ -125,7 +130,7 @@ def _panel(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_ylabel("KL from full prefill, nats a token")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 if __name__ == "__main__":
