@@ -25,6 +25,7 @@ COMPUTED = {"none": "—", "full": "100%", "prefix": "all but the first"}
 Row = Mapping[str, str]
 Group = tuple[str, str, str, str]
 _MARKS = "os^Dv<>PX*"
+_MORE_COLORS = ("black", "navy", "darkred", "olive", "teal")
 
 
 def read_groups(path: Path) -> dict[Group, list[Row]]:
@@ -121,9 +122,19 @@ def _panel(axes: Any, rows: Sequence[Row]) -> None:
             [max(0.0, k - b) for k, b in zip(kl, low, strict=True)],
             [max(0.0, t - k) for k, t in zip(kl, high, strict=True)],
         ]
-        mark = _MARKS[index % len(_MARKS)]
+        mark, color = _MARKS[index % len(_MARKS)], f"C{index % 10}"
+        if index >= 10:
+            color = _MORE_COLORS[index % len(_MORE_COLORS)]
         axes.errorbar(
-            times, kl, yerr=bars, marker=mark, label=family, capsize=2, linewidth=1, elinewidth=0.6
+            times,
+            kl,
+            yerr=bars,
+            marker=mark,
+            color=color,
+            label=family,
+            capsize=2,
+            linewidth=1,
+            elinewidth=0.6,
         )
     axes.set_xscale("log")
     axes.set_xlabel("time of the first token, s")
