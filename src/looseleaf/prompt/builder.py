@@ -64,6 +64,21 @@ class PromptBuilder:
         adds_bos = bool(raw_parts) and isinstance(raw_parts[0], str | Document)
         return self._assemble(parts, lead_length=None, adds_bos=adds_bos)
 
+    def continued(
+        self, prompt: PromptParts, continuation: str | Sequence[int]
+    ) -> tuple[PromptParts, tuple[int, ...]]:
+        """``prompt`` with a text or token ids after its end, and the ids of the continuation.
+
+        The text is tokenized separately, so the prompt's tokens do not depend on it. Raises
+        InvalidRequest for an empty continuation, and for other types."""
+        last = prompt[-1]
+        assert isinstance(last, TextPart), "a prompt ends with text"
+        part = continuation if isinstance(continuation, str) else self._checked_ids(continuation)
+        ids = tuple(self.checked([*self._ids_after(last.tokens, part)]))
+        if not ids:
+            raise InvalidRequest("a continuation is empty: give it at least one token")
+        return (*prompt[:-1], replace(last, tokens=last.tokens + ids)), ids
+
     def with_bos(self, ids: list[int]) -> list[int]:
         """``ids`` after BOS, unless the model has no BOS or ``ids`` begin with it."""
         bos = self.tokenizer.bos_token_id

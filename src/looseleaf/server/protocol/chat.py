@@ -68,6 +68,7 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
+    echo: Literal[False] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(
