@@ -11,6 +11,7 @@
 #   make format     let ruff rewrite what it can
 #   make docs       the site, in build/site
 #   make test-real  SmolLM2 from its GGUF file; LOOSELEAF_REAL names a folder of further files
+#   make test-ray  a real Ray cluster on loopback (installs ray, about 500 MB)
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
 #   make gpu-report tests, memory checker and benchmarks on a CUDA device (PYTHON=python3 OUT=gpu-report MINUTES=9 ONLY=attention,serving)
 #                   (ONLY=claims MINUTES=25: what the papers claim; tools/draw_claims.py draws it)
@@ -45,7 +46,7 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo demo-real test-real venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
+.PHONY: help demo demo-real test-real test-ray venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +68,11 @@ demo-real: $(VENV)/.runtime $(MODEL)
 
 test-real: $(VENV)/.test $(SMOLLM2)
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest tests/real
+
+# ray's own modules warn at import
+test-ray: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --editable '.[ray]' $(TORCH)
+	CUDA_VISIBLE_DEVICES= RAY_TESTS=1 $(BIN)/python -m pytest -W ignore tests/ray
 
 venv: $(VENV)/.dev
 

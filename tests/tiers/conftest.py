@@ -5,18 +5,22 @@ from typing import Any
 import pytest
 
 from looseleaf.tiers import DiskTier, HostTier, Ledger, RemoteTier, Tier
+from looseleaf.tiers.stores.objects import ObjectTier
 from tests.tiers.redis_server import redis_server, shared_redis
+from tests.tiers.s3_server import moto_server, s3_server
 
-__all__ = ["redis_server", "shared_redis", "tier"]
+__all__ = ["moto_server", "redis_server", "s3_server", "shared_redis", "tier"]
 
 
-@pytest.fixture(params=["host", "disk", "remote"])
+@pytest.fixture(params=["host", "disk", "remote", "objects"])
 def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
     made: Any
     if request.param == "host":
         made = HostTier(Ledger(1 << 20))
     elif request.param == "disk":
         made = DiskTier(tmp_path / "cache", Ledger(1 << 20))
+    elif request.param == "objects":
+        made = ObjectTier(request.getfixturevalue("s3_server").url)
     else:
         made = RemoteTier(request.getfixturevalue("redis_server").url, timeout=5.0)
     yield made

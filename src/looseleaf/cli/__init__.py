@@ -25,6 +25,7 @@ COMMANDS = {
         "Check that MODEL satisfies the laws on this device.",
     ),
     "eval": ("looseleaf_lab.cli.evals.evaluate:evaluate", "Measure how often answers are right."),
+    "route": ("looseleaf.cli.route:route", "Serve several servers at one address."),
     "serve": ("looseleaf.cli.serve:serve", "Serve MODEL over the OpenAI API."),
 }
 

@@ -15,7 +15,7 @@ from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from looseleaf.tiers import DiskTier, Entry, RemoteTier
+    from looseleaf.tiers import DiskTier, Entry, SharedTier
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _MIB = 1 << 20
@@ -157,11 +157,11 @@ def _tenant(name: str, digests: set[str]) -> str | None:
 @contextmanager
 def _open_tiers(
     disk_path: str | None, remote_url: str | None
-) -> "Iterator[dict[str, DiskTier | RemoteTier]]":
+) -> "Iterator[dict[str, DiskTier | SharedTier]]":
     """The tier by its subfolder "", and of a disk also the tier of hosted documents.
 
     Raises InvalidOption for a tier that can't be used."""
-    from looseleaf.tiers import RemoteTier, TierFault
+    from looseleaf.tiers import TierFault, shared_tier
 
     if (disk_path is None) == (remote_url is None):
         raise InvalidOption("name one tier: --disk-path FOLDER or --remote-url URL")
@@ -169,7 +169,7 @@ def _open_tiers(
         if disk_path is not None:
             yield _disk_tiers(Path(disk_path).expanduser())
             return
-        tier = RemoteTier(remote_url or "")
+        tier = shared_tier(remote_url or "")
         try:
             yield {"": tier}
         finally:
@@ -178,7 +178,7 @@ def _open_tiers(
         raise InvalidOption(f"the tier can't be used: {fault}") from fault
 
 
-def _disk_tiers(folder: Path) -> "dict[str, DiskTier | RemoteTier]":
+def _disk_tiers(folder: Path) -> "dict[str, DiskTier | SharedTier]":
     from looseleaf.tiers import HOSTED, DiskTier, Ledger
 
     if not folder.is_dir():

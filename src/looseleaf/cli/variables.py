@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from looseleaf.errors import InvalidOption
 
 PREFIX = "LOOSELEAF"
-OTHER_VARIABLES = ("LOOSELEAF_CONFIG", "LOOSELEAF_KEYS", "LOOSELEAF_COMMIT")
+OTHER_VARIABLES = (
+    "LOOSELEAF_CONFIG",
+    "LOOSELEAF_KEYS",
+    "LOOSELEAF_COMMIT",
+    "LOOSELEAF_REPLICA_KEY",
+)
 
 _ADDRESS = r"(?:tcp|udp|sctp)://\S+"
 _INJECTED = (

@@ -40,11 +40,20 @@ class CacheConfig:
     prefix_caching: bool = option(
         True, "keep full pages of text for requests with an equal beginning"
     )
+    kv_events: str | None = option(
+        None,
+        "ZeroMQ endpoint for vLLM's KV events about prefixes, such as tcp://*:5557; default: none",
+    )
 
     def __post_init__(self) -> None:
         require_kinds(self)
         require_each(self, "16, 32 or 64", lambda size: size in (16, 32, 64), "page_size")
         require_positive(self, "num_pages", "memory_gib")
+        require(
+            self.kv_events is None or self.prefix_caching,
+            "kv_events are about the prefix cache: leave prefix_caching on, or kv_events out",
+            *("kv_events", "prefix_caching"),
+        )
 
 
 @dataclass(frozen=True)

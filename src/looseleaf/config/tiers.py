@@ -6,6 +6,7 @@ from typing import Literal
 
 from looseleaf.config.option import (
     option,
+    require,
     require_kinds,
     require_not_negative,
     require_positive,
@@ -17,7 +18,7 @@ TierPacking = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class TierConfig:
-    """Tiers below the pool: host memory, disk, a Redis or Valkey server; any or none.
+    """Tiers below the pool: host memory, disk, and a server (Redis, Valkey, S3); any or none.
 
     Computed documents are written to all tiers in the background. A document that is missing from
     the pool is loaded from a tier if possible, and computed otherwise."""
@@ -26,7 +27,14 @@ class TierConfig:
     disk_path: str | None = option(None, "folder for documents on disk; default: none")
     disk_gib: float = option(16.0, "largest size of the folder, in GiB")
     remote_url: str | None = option(
-        None, "Redis or Valkey server for documents, redis://HOST:PORT/DATABASE; default: none"
+        None,
+        "Redis or Valkey server, redis://HOST:PORT/DATABASE, or object store, "
+        "s3://BUCKET/PREFIX?endpoint=URL; default: none",
+    )
+    compute_once: bool = option(
+        False,
+        "with remote_url: of all engines at that server, one computes a document, and the others "
+        "wait for it",
     )
     tier_ttl: float | None = option(
         None, "age at which a stored document is dropped (s); default: never"
@@ -49,6 +57,11 @@ class TierConfig:
         require_not_negative(self, "host_gib")
         require_positive(self, "disk_gib", "tier_timeout", "staging_gib", "tier_ttl")
         require_share(self, "tenant_share")
+        require(
+            not self.compute_once or self.remote_url is not None,
+            "compute_once needs a tier that engines share: give remote_url too",
+            *("compute_once", "remote_url"),
+        )
 
     @property
     def any(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from looseleaf.engine.kv_events import KvEvents
 from looseleaf.engine.reports.outputs import DocumentReuse, DocumentSource, ReuseReport
 from looseleaf.engine.sequence import Phase, Sequence
 from looseleaf.engine.tiering.tiering import Tiering
@@ -26,6 +27,7 @@ class Admission:
     keys: KeySpace
     prefix_caching: bool
     tiering: Tiering
+    events: KvEvents | None = None
     # full prompt pages that an admitted sequence is about to compute
     _in_flight: dict[SegmentKey, Sequence] = field(default_factory=dict)
 
@@ -144,6 +146,19 @@ class Admission:
                 run.segments[page] = self.store.insert(
                     key, self.page_size, [run.pages[page]], ready=True
                 )
+        # a later run follows documents, which have no place in a chain of prefixes
+        if self.events is not None and run.start == 0 and sequence.keys is self.keys:
+            self._tell_stored(sequence, run, exact // self.page_size, self.events)
+
+    def _tell_stored(
+        self, sequence: Sequence, run: TextRun, num_pages: int, events: KvEvents
+    ) -> None:
+        size, parent = self.page_size, None
+        for page, key in enumerate(run.page_keys(num_pages, sequence.keys, size)):
+            if self.store.find(key) is None:
+                return
+            events.stored(key, parent, run.tokens[page * size : (page + 1) * size])
+            parent = key
 
     def release(self, sequence: Sequence) -> list[Segment]:
         """Release all pages of ``sequence``; returns unfinished documents without an owner."""

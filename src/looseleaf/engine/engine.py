@@ -14,10 +14,12 @@ from looseleaf.engine.accounting import Accounting
 from looseleaf.engine.admission import Admission
 from looseleaf.engine.background import BackgroundWork
 from looseleaf.engine.canary import Canary
+from looseleaf.engine.documents.holdings import HeldDocuments, Holdings
 from looseleaf.engine.documents.hosting import Hosting
 from looseleaf.engine.documents.registry import Documents
 from looseleaf.engine.features import Features
 from looseleaf.engine.input_processor import InputProcessor
+from looseleaf.engine.kv_events import make_kv_events
 from looseleaf.engine.lifetime import close, only_here
 from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
@@ -92,13 +94,16 @@ class Engine:
             tiers=parts.tiers,
             hosting=self.hosting,
         )
+        host = parts.tiers.host if parts.tiers else None
+        self._holdings = Holdings(self.store, self.documents.segment_keys, host=host)
         self.accounting = Accounting(parts.runner.attention, self.documents, config.cache.page_size)
         self.tiers = parts.tiers
         self.tiering = make_tiering(parts.tiers, self.store, parts.runner)
         on_gpu = parts.runner.model.device.type == "cuda"
         self.max_num_seqs = config.concurrent_sequences(on_gpu)
         prefixes = config.cache.prefix_caching
-        self._admission = Admission(self.store, parts.keys, prefixes, self.tiering)
+        self._events = make_kv_events(config.cache, self.store)
+        self._admission = Admission(self.store, parts.keys, prefixes, self.tiering, self._events)
         self._input_processor = InputProcessor(
             parts.tokenizer,
             self.grammars,
@@ -146,6 +151,7 @@ class Engine:
             tiering=self.tiering,
             pool=parts.runner.pool,
             sandboxes=self.sandboxes,
+            events=self._events,
         )
 
     @property
@@ -181,6 +187,10 @@ class Engine:
             graphs=self.runner.num_graphs,
         )
 
+    def held_documents(self) -> HeldDocuments:
+        """The documents in the pool and in host memory, for the routers of a fleet."""
+        return self._holdings.summary(len(self._scheduler.running), len(self._scheduler.waiting))
+
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
         """Queue a request that arrived now, or at ``arrived`` on the clock `time.perf_counter`.
 
@@ -196,6 +206,7 @@ class Engine:
         if arrived is not None:
             progress.arrived = arrived
         self._requests[request.request_id] = progress
+        self._holdings.note(progress.outputs[0].sequence)
         self.counters.requests += not (request.warms or request.canary)
         for output in progress.outputs:
             self._outputs[output.sequence] = output
@@ -271,6 +282,8 @@ class Engine:
         if self._warming:
             changed += self._end_warm()
         self.last_step = self.accounting.end_step(launched.work if launched else None)
+        if self._events is not None:
+            self._events.flush()
         if self._had_fault:
             self._had_fault = False
             require_device(self.runner.model.device)

@@ -13,6 +13,7 @@ from typing import NoReturn, ParamSpec
 import torch
 
 from looseleaf.engine.documents.hosting import Indexing
+from looseleaf.engine.kv_events import KvEvents
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import EngineClosed
 from looseleaf.kv.pool import PagePool
@@ -79,7 +80,11 @@ def only_here(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def close(
-    indexing: Indexing, tiering: Tiering, pool: PagePool, sandboxes: Sequence[Sandbox]
+    indexing: Indexing,
+    tiering: Tiering,
+    pool: PagePool,
+    sandboxes: Sequence[Sandbox],
+    events: KvEvents | None = None,
 ) -> None:
     """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
 
@@ -88,6 +93,8 @@ def close(
         sandbox.close()
     indexing.close()
     tiering.close()
+    if events is not None:
+        events.publisher.close()
     device = pool.kv.device
     if device.type == "cuda":
         # a step in flight still reads host memory that is about to be reused; the engine has

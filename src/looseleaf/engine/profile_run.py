@@ -12,8 +12,9 @@ from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.tiering.compute_time import ComputeTime, count_keys, count_read
 from looseleaf.engine.tiering.load_controller import LoadingController
 from looseleaf.engine.tiering.tiering import Tiering
+from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import SegmentStore
-from looseleaf.tiers import Tiers
+from looseleaf.tiers import Claims, Tiers
 
 # tokens of the longest timed pass; on a GPU the host's launches dominate short passes
 _MOST_TOKENS, _MOST_TOKENS_GPU = 1024, 8192
@@ -37,7 +38,15 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
     controller = LoadingController(
         tiers, measured(), runner.model.config.num_layers, runner.replayed_rows
     )
-    return Tiering(store, tiers, controller, measured)
+    tiering = Tiering(store, tiers, controller, measured)
+    if tiers.shared is not None:
+
+        def is_computing(key: SegmentKey) -> bool:
+            segment = store.find(key)
+            return segment is not None and not segment.ready
+
+        tiering.claims = Claims(tiers.shared, is_computing)
+    return tiering
 
 
 @torch.inference_mode()

@@ -133,6 +133,8 @@ class Scheduler:
     goal: StepBudget | None = None
     # the sequence that last found too few pages, and the store's turnover at that time
     _blocked: tuple[Sequence, int] | None = None
+    # whether a waiting sequence needs a document that another engine computes
+    _waits_elsewhere: bool = False
 
     @property
     def has_work(self) -> bool:
@@ -156,6 +158,7 @@ class Scheduler:
     def schedule(self) -> StepWork:
         """The next step: all decode rows, new admissions, and prefill within the budget."""
         self._settle()
+        self._waits_elsewhere = False
         preempted = self._make_room()
         decode = [s for s in self.running if s.phase is Phase.DECODE]
         budget = self._budget(decode)
@@ -173,7 +176,10 @@ class Scheduler:
             if not chunks and not choosing:
                 self.tiering.wait(_LONGEST_WAIT)
             idle = False
-        hopeless = not self.running and not preempted and not self.tiering.release_pages()
+        if idle and self._waits_elsewhere and not admitted:
+            self.tiering.wait_for_others(_LONGEST_WAIT)
+        hopeless = not (self.running or preempted or self._waits_elsewhere)
+        hopeless = hopeless and not self.tiering.release_pages()
         refused = self._refuse_hopeless() if hopeless else []
         if self.running and idle and not any(s.warms and s.warm for s in self.running):
             raise IntegrityError("sequences run, but none has anything to compute")
@@ -305,7 +311,10 @@ class Scheduler:
             sequence = self.waiting.popleft()
             try:
                 known, blocked = self.admission.still_awaits(sequence), self._is_blocked(sequence)
-                awaits = known or (not blocked and self.admission.awaits_prefix(sequence))
+                elsewhere = not blocked and self.tiering.awaits_others(sequence)
+                self._waits_elsewhere = self._waits_elsewhere or elsewhere
+                awaits = known or elsewhere
+                awaits = awaits or (not blocked and self.admission.awaits_prefix(sequence))
                 report = None if awaits or blocked else self.admission.admit(sequence)
             except BaseException:
                 # back to the queue without pages, where `remove` finds it

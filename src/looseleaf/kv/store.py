@@ -4,7 +4,7 @@ A segment without references stays until its pages are needed; the least recentl
 first. `reserve` allocates all requested pages, evicting segments as needed, or none."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -80,10 +80,11 @@ class StoreCounters:
 
 @dataclass
 class SegmentStore:
-    """Segments by key over one pool."""
+    """Segments by key over one pool; ``on_drop`` is called with the key of each that leaves it."""
 
     pool: PagePool
     counters: StoreCounters = field(default_factory=StoreCounters)
+    on_drop: Callable[[SegmentKey], None] = lambda key: None
     # pages of all pinned segments, with references or not
     pinned_pages: int = 0
     _segments: dict[SegmentKey, Segment] = field(default_factory=dict)
@@ -274,6 +275,7 @@ class SegmentStore:
 
     def _drop(self, segment: Segment) -> None:
         del self._segments[segment.key]
+        self.on_drop(segment.key)
         self._segment_pages -= len(segment.pages)
         if segment.pinned:
             # an unfinished segment is dropped although it is pinned

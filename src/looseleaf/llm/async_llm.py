@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.entry import DocumentInfo
+from looseleaf.engine.documents.holdings import HeldDocuments
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.lifetime import ProcessBound
 from looseleaf.engine.reports.outputs import RequestOutput
@@ -371,6 +372,10 @@ class AsyncLLM(ProcessBound):
     async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document; returns its last state. Raises DocumentNotFound."""
         return await self.call(lambda engine: engine.documents.delete(document_id, salt))
+
+    async def holdings(self) -> HeldDocuments:
+        """The documents that the engine holds, and its load."""
+        return await self.call(Engine.held_documents)
 
     async def writes_done(self) -> None:
         """Return after all writes to tiers that are pending now."""

@@ -8,6 +8,7 @@ from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.entry import DocumentInfo
+from looseleaf.engine.documents.holdings import HeldDocuments
 from looseleaf.engine.reports.outputs import (
     AttentionPath,
     RequestMetrics,
@@ -154,6 +155,10 @@ class EngineClient(Protocol):
 
     async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document. Raises DocumentNotFound."""
+        ...
+
+    async def holdings(self) -> HeldDocuments:
+        """The documents that the engine holds, and its load."""
         ...
 
     async def writes_done(self) -> None:

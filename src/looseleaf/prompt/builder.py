@@ -260,6 +260,7 @@ class PromptBuilder:
             lead if document.context == "lead" else bos_length,
             document.name or f"document {number}",
             encoded.content,
+            document.tag,
         )
 
     def _encode(self, document: Document) -> _Encoded:

@@ -39,13 +39,15 @@ class Document:
     The same text in the same context is the same segment. ``name`` appears in reports and is not
     part of the text. Several texts are a *collection*, which is one segment. Each text of it has
     its own document template and sees the texts before it. ``token_ids`` are the known ids of the
-    text in the template, which avoids tokenization. Raises InvalidOption for other types than text,
+    text in the template, which avoids tokenization. ``tag`` is the text's name for the routers of a
+    fleet, and no part of its identity. Raises InvalidOption for other types than text,
     EmptyDocument for a blank text and an empty collection."""
 
     text: str | Sequence[str]
     name: str | None = None
     context: DocumentContext = "lead"
     token_ids: tuple[int, ...] | None = field(default=None, repr=False)
+    tag: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -130,12 +132,15 @@ class DocumentContent:
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """Tokens of a document, whose context is the first ``context_length`` tokens of the prompt."""
+    """Tokens of a document, whose context is the first ``context_length`` tokens of the prompt.
+
+    ``tag`` is the document's name for the routers of a fleet, empty for none."""
 
     tokens: tuple[int, ...]
     context_length: int
     name: str
     content: DocumentContent = field(default_factory=DocumentContent, repr=False, compare=False)
+    tag: str = field(default="", repr=False, compare=False)
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:

@@ -22,6 +22,9 @@ from looseleaf.server.service import Service
 OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
 """Paths without a key; they reveal no tenant's data."""
 
+OPERATOR_PATHS = ("/metrics", "/v1/holdings")
+"""Paths for the operator's key; they cover all tenants."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHOWN_ID = re.compile(r"[!-~]{1,256}")
 BODY_SECONDS = 60.0
@@ -187,7 +190,7 @@ class Gate:
             metrics.responses.labels(route, str(exchange.status)).inc()
             trace.set(request_id=exchange.request_id, status=exchange.status, **facts)
         self._service.log.log(
-            10 if scope["path"] in OPEN_PATHS or route == "/metrics" else 20,
+            10 if scope["path"] in OPEN_PATHS or route in OPERATOR_PATHS else 20,
             "request",
             request_id=exchange.request_id,
             method=scope["method"],
@@ -209,7 +212,7 @@ class Gate:
         scope["state"]["caller"] = caller
         if caller.tenant:
             facts["tenant"] = caller.tenant
-        if _needs_no_key(scope["path"]) or scope["path"] == "/metrics":
+        if _needs_no_key(scope["path"]) or scope["path"] in OPERATOR_PATHS:
             await self._app(scope, exchange.read, exchange.write)
             return
         with self._service.limits.hold(caller.key):
@@ -220,10 +223,10 @@ class Gate:
         if _needs_no_key(path) or (path == "/metrics" and config.open_metrics):
             return OPEN_CALLER
         caller = self._service.keys.find(headers.get("authorization"))
-        if path == "/metrics" and caller.tenant not in ("", config.operator):
+        if path in OPERATOR_PATHS and caller.tenant not in ("", config.operator):
             raise ApiError(
                 403,
-                f"metrics cover all tenants: use a key of {config.operator!r}",
+                f"{path} covers all tenants: use a key of {config.operator!r}",
                 code="not_the_operator",
             )
         return caller

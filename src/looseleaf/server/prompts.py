@@ -14,6 +14,7 @@ from looseleaf.models.tokenizer.settings import DEFAULT_DOCUMENT_TEMPLATE
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.request import Document, DocumentContext, PromptParts, SystemPrompt
+from looseleaf.router.tags import text_tag
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatMessage, DocumentContent, TextContent
 from looseleaf.server.protocol.common import DocumentInput
@@ -166,7 +167,8 @@ class PromptMaker:
         if not texts or not all(item.strip() for item in texts):
             raise EmptyDocument("the document is empty: leave it out, or give it some text")
         if isinstance(text, str):
-            document = Document(render_document(self.template, title, text), title, context)
+            rendered_text = render_document(self.template, title, text)
+            document = Document(rendered_text, title, context, tag=text_tag(title, text))
         else:
             rendered = [render_document(self.template, None, item) for item in text]
             document = Document(rendered, title, context)

@@ -4,6 +4,7 @@ A tier stores *records*: the KV pages of a segment under its key. Loads are laye
 layer loads while the layer before it is computed. A tier that fails, corrupts data or is slow costs
 time and never changes an answer."""
 
+from looseleaf.tiers.claims import Claims
 from looseleaf.tiers.stores.base import (
     Entry,
     Fault,
@@ -17,6 +18,7 @@ from looseleaf.tiers.stores.disk import HOSTED, DiskTier
 from looseleaf.tiers.stores.host import HostTier
 from looseleaf.tiers.stores.ledger import Ledger
 from looseleaf.tiers.stores.remote import RemoteTier
+from looseleaf.tiers.stores.shared import SharedTier, shared_tier
 from looseleaf.tiers.tiers import PagedSegment, Tiers, TierState, tenant_of
 from looseleaf.tiers.transfer.load import Load, LoadFailed
 from looseleaf.tiers.transfer.pool_copy import PageExport
@@ -40,7 +42,10 @@ __all__ = [
     "TierCounters",
     "HostTier",
     "DiskTier",
+    "Claims",
     "RemoteTier",
+    "SharedTier",
+    "shared_tier",
     "WrappedTier",
     "Ledger",
 ]

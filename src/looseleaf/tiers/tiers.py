@@ -19,7 +19,7 @@ from looseleaf.tiers.stores.base import Tier, TierCounters, TierFault
 from looseleaf.tiers.stores.disk import DiskTier
 from looseleaf.tiers.stores.host import HostTier
 from looseleaf.tiers.stores.ledger import Ledger
-from looseleaf.tiers.stores.remote import RemoteTier
+from looseleaf.tiers.stores.shared import SharedTier, shared_tier
 from looseleaf.tiers.transfer.load import Load
 from looseleaf.tiers.transfer.loader import Loader
 from looseleaf.tiers.transfer.pool_copy import PageExport, PoolCopy
@@ -64,6 +64,7 @@ class Tiers:
 
     def __init__(self, pool: PagePool, tiers: Sequence[Tier], config: TierConfig) -> None:
         """``tiers`` are in lookup order; at most one is a `HostTier`."""
+        self.config = config
         self.copy = PoolCopy(pool, config.tier_packing)
         self.guards = [Guard(tier, _counters(tier)) for tier in tiers]
         hosts = [tier for tier in tiers if isinstance(tier, HostTier)]
@@ -116,8 +117,14 @@ class Tiers:
                     "disk_path",
                 ) from fault
         if config.remote_url:
-            tiers.append(RemoteTier(config.remote_url, config.tier_timeout, config.tier_ttl))
+            tiers.append(shared_tier(config.remote_url, config.tier_timeout, config.tier_ttl))
         return cls(pool, tiers, config)
+
+    @property
+    def shared(self) -> SharedTier | None:
+        """The tier by which engines agree on computations; None unless that is configured."""
+        remotes = [guard.tier for guard in self.guards if isinstance(guard.tier, SharedTier)]
+        return remotes[0] if remotes and self.config.compute_once else None
 
     def snapshot(self) -> tuple[TierState, ...]:
         """The state of all tiers, without calls to them."""

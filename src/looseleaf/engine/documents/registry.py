@@ -4,7 +4,7 @@ Registration computes a document's segment before any request reads it. The cach
 segment unless it is pinned; the next request that needs it computes it again. A document belongs to
 a salt. Requests with another salt can't see, use or delete it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, islice
 
@@ -120,6 +120,13 @@ class Documents:
     def get(self, document_id: str, salt: str = "") -> Document:
         """The document as registered, for use in prompts. Raises DocumentNotFound."""
         return self._entry(document_id, salt).document
+
+    def segment_keys(self) -> Iterator[tuple[str, SegmentKey, int]]:
+        """Ids of documents with the key of each context and their tokens."""
+        for entries in self._entries.values():
+            for entry in entries.values():
+                for key in (*entry.ahead, *entry.others):
+                    yield entry.id, key, len(entry.tokens)
 
     def edition(self, document_id: str, salt: str = "") -> tuple[str, float]:
         """The content and the time of a registration; another document has another edition.

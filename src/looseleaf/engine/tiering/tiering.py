@@ -8,6 +8,7 @@ waits layer by layer. After a failed load a waiting sequence computes the docume
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from looseleaf.config import Fuse
 from looseleaf.engine.progress import Deadlines
@@ -17,7 +18,7 @@ from looseleaf.engine.tiering.load_controller import LoadingController, timed
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
 from looseleaf.prompt.placements import DocumentUse
-from looseleaf.tiers import Load, PagedSegment, PageExport, Tiers
+from looseleaf.tiers import Claims, Load, PagedSegment, PageExport, Tiers
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class Tiering:
     ``measured_compute_time`` returns the model's compute time, and measures it on the first call.
     A step that waits for loads stops when ``hurry`` returns True or a deadline has passed; a later
     step computes the rest. ``arriving`` are the segments that load into the pool, ``leaving`` the
-    segments that are copied to tiers."""
+    segments that are copied to tiers. ``claims`` know the documents that other engines compute."""
 
     store: SegmentStore
     tiers: Tiers | None = None
@@ -47,6 +48,7 @@ class Tiering:
     deadlines: Deadlines = field(default_factory=Deadlines)
     arriving: dict[Segment, Load] = field(default_factory=dict)
     leaving: list[Leaving] = field(default_factory=list)
+    claims: Claims | None = None
     # documents read from the pool since the last write to the tiers
     _read: set[SegmentKey] = field(default_factory=set)
 
@@ -55,6 +57,26 @@ class Tiering:
         if self.tiers is not None:
             self._tell_read()
             self.tiers.close()
+        if self.claims is not None:
+            self.claims.close()
+
+    def awaits_others(self, sequence: Sequence) -> bool:
+        """Whether another engine computes a document that the sequence lacks.
+
+        Announces documents that no engine computes."""
+        if self.claims is None:
+            return False
+        missing = [u.key for u in sequence.documents if u.num_tokens and not self._is_near(u.key)]
+        return bool(missing) and self.claims.awaits(missing)
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Wait until another engine may have computed a document, at most ``seconds``."""
+        if self.claims is not None:
+            self.claims.wait(seconds)
+
+    def _is_near(self, key: SegmentKey) -> bool:
+        host = None if self.tiers is None else self.tiers.host
+        return self.store.find(key) is not None or (host is not None and host.contains([key])[0])
 
     def begin(self, sequence: Sequence, missing: Iterable[DocumentUse]) -> set[SegmentKey]:
         """Start the loads of documents that have pages, where loading is expected to pay off.
@@ -148,6 +170,8 @@ class Tiering:
         finally:
             if copied is None:
                 self.store.release(segment)
+        if self.claims is not None:
+            self.tiers.when_written(partial(self.claims.stored, segment.key))
 
     def release_pages(self) -> bool:
         """Wait for all copies to the tiers; returns whether this released any segment."""

@@ -12,6 +12,7 @@ import msgspec
 
 from looseleaf.config import IndexConfig
 from looseleaf.engine.documents.entry import DocumentInfo
+from looseleaf.engine.documents.holdings import HeldDocuments
 from looseleaf.errors import (
     DeadlineExceeded,
     DocumentNotFound,
@@ -221,6 +222,11 @@ class RemoteEngine:
             raise DeadlineExceeded(
                 "the engine did not find a document in time: ask again in a while"
             ) from error
+
+    async def holdings(self) -> HeldDocuments:
+        """The documents that the engine holds, and its load."""
+        summary: HeldDocuments = await self._ask("holdings", HeldDocuments)
+        return summary
 
     async def writes_done(self) -> None:
         """Return after all writes to tiers that are pending now."""

@@ -295,5 +295,8 @@ class _HostLink:
             answers.append([edition, document.text, document.name, document.context, tokens])
         return answers
 
+    def _on_holdings(self) -> Awaitable[Any]:
+        return self._llm.holdings()
+
     def _on_writes_done(self) -> Awaitable[None]:
         return self._llm.writes_done()

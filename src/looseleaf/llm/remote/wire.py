@@ -25,13 +25,14 @@ from looseleaf.sampling_params import Grammar, SamplingParams
 
 
 class WirePart(msgspec.Struct, array_like=True):
-    """A part of a prompt; ``context_length`` and ``name`` are of documents."""
+    """A part of a prompt; ``context_length``, ``name`` and ``tag`` are of documents."""
 
     ids: bytes
     num_shared: int = 0
     opens_answer: bool = False
     context_length: int | None = None
     name: str = ""
+    tag: str = ""
 
 
 class Open(msgspec.Struct, tag="open"):
@@ -157,7 +158,7 @@ class DocumentCache:
                 self._room += len(ids)
         self._entries.move_to_end(key)
         tokens, content = entry
-        return DocumentPart(tokens, part.context_length, part.name, content)
+        return DocumentPart(tokens, part.context_length, part.name, content, part.tag)
 
 
 def parts_to_wire(parts: PromptParts) -> list[WirePart]:
@@ -165,7 +166,12 @@ def parts_to_wire(parts: PromptParts) -> list[WirePart]:
     return [
         WirePart(ids_to_bytes(part.tokens), part.num_shared, part.opens_answer)
         if isinstance(part, TextPart)
-        else WirePart(part.ids.tobytes(), context_length=part.context_length, name=part.name)
+        else WirePart(
+            part.ids.tobytes(),
+            context_length=part.context_length,
+            name=part.name,
+            tag=part.tag,
+        )
         for part in parts
     ]
 

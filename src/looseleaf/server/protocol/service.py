@@ -29,6 +29,20 @@ class ModelList(Strict):
     data: list[ModelBody]
 
 
+class HoldingsBody(Strict):
+    """The documents that a replica holds, for routers."""
+
+    object: Literal["holdings"] = "holdings"
+    version: str = Field(description="Changes with `documents`; `after` of the next call.")
+    documents: dict[str, int] | None = Field(
+        description="Tokens of documents by their tags, at most 4096; null if unchanged."
+    )
+    running: int
+    waiting: int
+    pages: int
+    available: int = Field(description="Pages that are free or evictable.")
+
+
 class TokenizeRequest(Defaulting):
     """``POST /tokenize``: a raw prompt, or a conversation."""
 

@@ -1,9 +1,13 @@
 """Endpoints for models, tokens, health and metrics, and the playground's files."""
 
+import asyncio
+import time
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import PurePosixPath
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from looseleaf import __version__
@@ -13,6 +17,7 @@ from looseleaf.server.protocol.answers import ERRORS
 from looseleaf.server.protocol.service import (
     DetokenizeBody,
     DetokenizeRequest,
+    HoldingsBody,
     ModelBody,
     ModelList,
     StateBody,
@@ -27,6 +32,14 @@ from looseleaf.server.service import ServedModel, Service
 
 keyed = APIRouter(route_class=StrictRoute, responses=ERRORS, dependencies=KEYED)
 open_router = APIRouter()
+
+_HOLDINGS_SECONDS = 0.5
+"""Interval at which a waiting call for holdings looks for another version."""
+
+Version = Annotated[
+    str | None, Query(max_length=64, description="The version that the caller has.")
+]
+Wait = Annotated[float, Query(ge=0, le=60, description="Longest wait in seconds.")]
 
 _MEDIA = {
     ".html": "text/html; charset=utf-8",
@@ -113,6 +126,21 @@ async def tokenizer_info(service: TheService) -> Response:
 async def version() -> Response:
     """The version of the server."""
     return JSONResponse({"version": __version__})
+
+
+@keyed.get("/v1/holdings", response_model=HoldingsBody, tags=["server"])
+async def holdings(service: TheService, after: Version = None, wait: Wait = 0.0) -> Response:
+    """The documents that the server holds, for routers; it requires the operator's key.
+
+    With `after`, the answer waits for another version, for at most `wait` seconds."""
+    service.require_ready()
+    end = time.monotonic() + wait
+    summary = await service.with_deadline(service.llm.holdings())
+    while summary.version == after and time.monotonic() < end and not service.draining:
+        await asyncio.sleep(_HOLDINGS_SECONDS)
+        summary = await service.with_deadline(service.llm.holdings())
+    documents = None if summary.version == after else summary.documents
+    return JSONResponse({"object": "holdings", **asdict(summary), "documents": documents})
 
 
 @keyed.get("/metrics", tags=["server"], response_class=Response)

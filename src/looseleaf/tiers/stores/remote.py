@@ -162,6 +162,26 @@ class RemoteTier:
         """Deletes records by the names of `verify`."""
         self.delete([SegmentKey(bytes.fromhex(name)) for name in names])
 
+    def claim(self, key: SegmentKey, owner: str, seconds: float) -> bool:
+        """Announce that ``owner`` computes a segment; False while another's claim is valid.
+
+        The server drops a claim that is not renewed within ``seconds``."""
+        name, milliseconds = f"{PREFIX}claim:{key.hex()}", max(1, int(1000 * seconds))
+        with _faults():
+            if self._redis.set(name, owner, nx=True, px=milliseconds):
+                return True
+            if self._redis.get(name) != owner.encode():
+                return False
+            # an owner renews long before the end, so no other claim lies between both calls
+            return bool(self._redis.pexpire(name, milliseconds))
+
+    def release(self, key: SegmentKey, owner: str) -> None:
+        """End a claim of ``owner``."""
+        name = f"{PREFIX}claim:{key.hex()}"
+        with _faults():
+            if self._redis.get(name) == owner.encode():
+                self._redis.delete(name)
+
     def _entry(self, key: SegmentKey) -> Entry | None:
         """The entry of a key, also for a damaged value; None without a header."""
         header = b""
