@@ -88,9 +88,14 @@ class PromptBuilder:
         self,
         messages: Sequence[Message],
         system_prompt: SystemPrompt | None = None,
+        *,
+        continues: bool = False,
         **variables: Any,
     ) -> PromptParts:
         """The tokens of a conversation in the checkpoint's chat template, up to the answer.
+
+        With ``continues`` they end inside the last message, an assistant's, which the output goes
+        on with.
 
         Users' text never becomes markers. Documents keep their positions in content lists.
         ``system_prompt`` is prepended to the system message, or becomes it. ``variables``, such as
@@ -106,11 +111,17 @@ class PromptBuilder:
         _check_system_prompt(system_prompt)
         if system_prompt is not None:
             joint = _with_system_text(system_prompt.text, messages)
-            whole = self.from_messages(joint, **variables)
+            whole = self.from_messages(joint, continues=continues, **variables)
             return _with_shared(whole, system_prompt.tokens)
         documents: list[Document] = []
         plain = [_plain_message(message, documents) for message in messages]
+        if continues:
+            plain[-1] = _open_ended(plain[-1])
+            variables["add_generation_prompt"] = False
         first, *rest = self.tokenizer.cut_chat(plain, **variables)
+        if continues:
+            # the end of the message
+            rest = rest[:-1]
         if len(rest) != len(documents):
             raise InvalidRequest(
                 f"this model's chat template writes {len(rest)} documents where the conversation "
@@ -122,7 +133,8 @@ class PromptBuilder:
             parts += [document, text]
         lead_length = self._lead_length(plain, lead, variables) if documents else None
         prompt = self._assemble(parts, lead_length)
-        return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=True))
+        opens = variables.get("add_generation_prompt", True) is True
+        return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=opens))
 
     def system_prompt(self, text: str) -> SystemPrompt:
         """The tokens of a conversation that begins with the service's ``text``.
@@ -379,6 +391,20 @@ def _plain_message(message: Message, documents: list[Document]) -> dict[str, obj
         else:
             parts.append({"type": "text", "text": part} if isinstance(part, str) else part)
     return dict(message, content=parts)
+
+
+def _open_ended(message: dict[str, object]) -> dict[str, object]:
+    """An assistant's message with a cut after its content, at which its continuation begins.
+
+    Raises InvalidRequest for another role, and without content."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not content:
+        raise InvalidRequest(
+            "only an assistant's message with content can be continued: put one last, or let the "
+            "model begin its own"
+        )
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return dict(message, content=[*parts, {"type": "document"}])
 
 
 def _document_of(part: Mapping[str, Any]) -> Document:

@@ -182,13 +182,15 @@ class _Progress:
 class Answer:
     """The answer to one API request, in one form.
 
-    ``with_ids`` adds the token ids of the prompts and the outputs."""
+    ``with_ids`` adds the token ids of the prompts and the outputs. With ``counts_along`` every
+    chunk of a stream has the usage so far."""
 
     generation: Generation
     form: Form
     model: str
     include_usage: bool = False
     with_ids: bool = False
+    counts_along: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
@@ -255,7 +257,9 @@ class Answer:
             return []
         text, finish = output.text[progress.characters :], output.finish_reason
         has_reader = progress.reader is not None
-        is_plain = output.logprobs is None and not has_reader and not self.with_ids
+        is_plain = output.logprobs is None and not (
+            has_reader or self.with_ids or self.counts_along
+        )
         if progress.begun and finish is None and is_plain:
             progress.characters += len(text)
             return [progress.frame.event(text)] if text else []
@@ -316,7 +320,9 @@ class Answer:
     def _chunk(self, index: int, content: Json) -> Json:
         choice = {"index": index, **content}
         choice.setdefault("finish_reason", None)
-        usage = {"usage": None} if self.include_usage else {}
+        usage: Json = {}
+        if self.include_usage:
+            usage["usage"] = self._usage() if self.counts_along else None
         return {**self._header(self.form.chunk_object), "choices": [choice], **usage}
 
     def _index(self, number: int, index: int) -> int:

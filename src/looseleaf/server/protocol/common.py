@@ -36,6 +36,9 @@ class StreamOptions(Lenient):
     """Contents of a stream besides its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With `include_usage`: every chunk has the usage so far."
+    )
     include_obfuscation: Literal[False] | None = None
 
 

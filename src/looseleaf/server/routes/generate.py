@@ -168,7 +168,9 @@ async def _answer(
 ) -> Response:
     options = body.stream_options
     usage = bool(body.stream and options is not None and options.include_usage)
-    answer = Answer(generation, form, body.model, usage, bool(body.return_token_ids))
+    along = usage and bool(options and options.continuous_usage_stats)
+    with_ids = bool(body.return_token_ids)
+    answer = Answer(generation, form, body.model, usage, with_ids, along)
     try:
         if not body.stream:
             return JSONResponse(await until_gone(request.receive, answer.whole()))
