@@ -31,7 +31,8 @@ _NUMBERS = (
 # integers, and whether None is valid
 _WHOLE = {
     **{"n": False, "top_k": False, "min_tokens": False},
-    **{"seed": True, "max_tokens": True, "logprobs": True},
+    **{"seed": True, "max_tokens": True, "logprobs": True, "prompt_logprobs": True},
+    "prompt_logprobs_start": False,
 }
 
 
@@ -134,13 +135,19 @@ class SamplingParams:
         strings and tokens that end the output. Its text excludes them unless
         ``include_stop_str_in_output``.
     ``max_tokens``, ``min_tokens``
-        limits of the output; ``max_tokens`` None is the end of the context. Before ``min_tokens``
+        limits of the output; ``max_tokens`` None is the end of the context, and 0 computes the
+        prompt only. Before ``min_tokens``
         stop tokens are not drawn and stop strings are ignored.
     ``ignore_eos``
         continues after an end-of-sequence token.
     ``logprobs``
         number of most likely tokens to report at each step, besides the drawn token; None reports
         no logprobs.
+    ``prompt_logprobs``, ``prompt_logprobs_start``
+        number of most likely tokens to report for each prompt token, besides the token itself; None
+        reports none. The start is the index of the first reported token. Rows from there on are
+        computed even if the prefix cache has them. A token is reported if its predecessor is text,
+        so tokens inside documents are not.
     ``logit_bias``
         maps token ids to numbers that are added to their logits.
     ``grammar``
@@ -164,6 +171,8 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = ()
     grammar: Grammar | None = None
@@ -270,14 +279,15 @@ class SamplingParams:
         require_each(self, rule, lambda value: least <= value <= most, "repetition_penalty")
 
     def _check_ends(self) -> None:
-        require_each(self, "at least 1", lambda value: value >= 1, "n", "max_tokens")
+        require_each(self, "at least 1", lambda value: value >= 1, "n")
         require(
             self.n == 1 or not self.greedy,
             f"greedy decoding gives {self.n} equal answers: use n=1, or a temperature above 0",
             "n",
             "temperature",
         )
-        require_not_negative(self, "min_tokens", "logprobs")
+        require_not_negative(self, "max_tokens", "min_tokens", "logprobs")
+        require_not_negative(self, "prompt_logprobs", "prompt_logprobs_start")
         require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: "

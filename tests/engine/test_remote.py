@@ -38,6 +38,8 @@ PARAMS = {
     "several, stopped": drawn(5, max_tokens=30, n=3, stop=["e", "a"], min_tokens=2),
     "stop token": SamplingParams(seed=6, max_tokens=40, stop_token_ids=range(0, 256, 7)),
     "logprobs": drawn(7, max_tokens=30, logprobs=2, stop=["o"]),
+    "prompt scores": drawn(7, prompt_logprobs=1, prompt_logprobs_start=4),
+    "no tokens": SamplingParams(max_tokens=0, prompt_logprobs=0),
     "grammar": SamplingParams(seed=8, max_tokens=20, grammar=Grammar.regex("[ab]{3,9}c")),
     "bias and penalty": drawn(9, logit_bias={40: 5.0}, repetition_penalty=1.3),
 }
@@ -72,7 +74,8 @@ def visible(output: Output) -> Any:
         (o.index, o.text, tuple(o.token_ids), o.finish_reason, o.stop_reason, ranked(o.logprobs))  # type: ignore[attr-defined]
         for o in output.outputs
     ]
-    return outputs, list(output.prompt_token_ids), output.reuse.text_tokens
+    scores = [score and ranked([score]) for score in output.prompt_logprobs or ()]
+    return outputs, list(output.prompt_token_ids), output.reuse.text_tokens, scores
 
 
 def ranked(logprobs: Any) -> Any:
@@ -113,17 +116,17 @@ def test_errors_and_documents_cross_the_link(checkpoint: Folder) -> None:
             infos = [info async for info in remote.register(document, document_id="d", salt="s")]
             assert infos[-1].state == "ready" and (await remote.document("d", "s")).id == "d"
             assert [info.id for info in await remote.documents("s")] == ["d"]
-            copy = await asyncio.to_thread(remote.registered, "d", "s")
+            (copy,) = await asyncio.to_thread(remote.registered, ["d"], "s")
             assert (copy.text, copy.name) == (document.text, "title")
-            assert await asyncio.to_thread(remote.registered, "d", "s") is copy
+            assert (await asyncio.to_thread(remote.registered, ["d"], "s"))[0] is copy
             with pytest.raises(DocumentNotFound):
-                await asyncio.to_thread(remote.registered, "d", "other salt")
+                await asyncio.to_thread(remote.registered, ["d"], "other salt")
             assert (await remote.pin("d", "s")).pinned
             await remote.writes_done()
             # deleted in another process that uses the engine
             await llm.delete("d", "s")
             with pytest.raises(DocumentNotFound):
-                await asyncio.to_thread(remote.registered, "d", "s")
+                await asyncio.to_thread(remote.registered, ["d"], "s")
 
     with engine(checkpoint) as llm:
         run(scenario)

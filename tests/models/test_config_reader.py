@@ -241,7 +241,7 @@ def test_an_unknown_family_names_the_known_ones() -> None:
             {"model_type": "granite", "partial_rotary_factor": 0.5},
             "partial_rotary_factor 0.5 is not implemented for granite",
         ),
-        ({"quantization_config": {"quant_method": "gptq"}}, "the method 'gptq'; quantised"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quant_method is 'quip'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not implemented for llama"),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},

@@ -162,7 +162,7 @@ def test_a_tensor_of_the_wrong_shape_is_named(folder: Path) -> None:
 def test_quantised_tensors_are_refused(folder: Path) -> None:
     quantise = {FIRST_Q: torch.ones(96, 64, dtype=torch.int8)}
     rewrite(folder, lambda tensors: tensors.update(quantise))
-    with pytest.raises(UnsupportedModel, match="stored as I8; quantised checkpoints"):
+    with pytest.raises(UnsupportedModel, match="stored as I8 without scales"):
         load(folder)
 
 

@@ -19,6 +19,16 @@ from looseleaf.ops.dense.gated_many.kernel import _gated_many_kernel, gated_line
 from looseleaf.ops.dense.gated_several.kernel import _gated_several_kernel, gated_linear_several
 from looseleaf.ops.dense.likeliest.kernel import _blocks_kernel, _row_kernel, likeliest_triton
 from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
+from looseleaf.ops.dense.scaled_linear import quantize
+from looseleaf.ops.dense.scaled_linear.kernel import (
+    _add_parts_kernel,
+    _quantize_rows_kernel,
+    _scaled_linear_kernel,
+    quantize_rows_triton,
+    scaled_linear_triton,
+)
+from looseleaf.ops.dense.scaled_linear.kernel import launch as launch_scaled
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import _scaled_vectors_kernel, launch_vectors
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
 from looseleaf.ops.dense.split_linear.kernel import (
@@ -243,6 +253,22 @@ def compiled_gated() -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_scaled() -> Iterator[Compiled]:
+    """Products with codes, by that generation's instructions and without."""
+    weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
+    with compiling(*kernels, _quantize_rows_kernel, _scaled_vectors_kernel) as found:
+        for kind in ("fp8", "int8", "int4"):
+            matrix = quantize(weight, kind)
+            for rows in (1, 64):
+                x = torch.zeros(rows, 512, dtype=torch.bfloat16)
+                out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
+                launch_scaled(x, matrix, out, chained=True, words=True)
+            scaled_linear_triton(x.half(), matrix)
+            launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+        quantize_rows_triton(x)
+    yield from found
+
+
 def compiled_groups(num_qo_heads: int) -> Iterator[Compiled]:
     """The same of heads of 128 in groups that are no power of two, which are turned another way."""
     shape = Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=num_qo_heads, num_kv_heads=2)
@@ -290,5 +316,7 @@ if __name__ == "__main__":
             print(json.dumps({"shape": f"{name}, fp8"} | asdict(kernel)), flush=True)
     for kernel in compiled_gated():
         print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
+    for kernel in compiled_scaled():
+        print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
     for kernel in (*compiled_hopper(64), *compiled_groups(14)):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

@@ -33,8 +33,9 @@ def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
     # five shapes of 16 bits and three of 32, which have no products of few rows
     # packing for the three of bf16,
     # and two shapes whose pages are e4m3, with the five operators that see pages
-    # and the fifteen kernels of that generation alone, two of them for groups of seven heads too
-    assert len(kernels) == 5 * 22 + 3 * 19 + 3 * 3 + 2 * 5 + 15 + 2
+    # and the fifteen kernels of that generation alone, two of them for groups of seven heads too,
+    # and four products with codes of each of three kinds, and their rows in FP8
+    assert len(kernels) == 5 * 22 + 3 * 19 + 3 * 3 + 2 * 5 + 15 + 2 + 13
     for kernel in kernels:
         assert kernel["binary_bytes"] > 0, kernel
         assert kernel["shared_bytes"] <= H100_SHARED_BYTES, kernel

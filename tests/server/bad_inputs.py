@@ -281,7 +281,7 @@ OTHERS = [
     completion("tokens that are fractions", "prompt.0", prompt=[1.5]),
     completion("tokens and texts mixed", "prompt.1", prompt=[1, "x"]),
     completion("65 prompts", "prompt", prompt=["x"] * 65),
-    completion("echo", "echo", echo=True),
+    completion("prompt logprobs in a stream", None, stream=True, prompt_logprobs=1),
     completion("a suffix", "suffix", suffix="x"),
     completion("too many tokens", None, prompt=[5] * 5000),
     register("a document without text", "text"),

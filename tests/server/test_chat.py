@@ -395,3 +395,43 @@ def test_tokens_become_text_again(live: Live) -> None:
     assert live.client.get("/tokenizer_info").json()["chat_template"]
     (model,) = live.client.get("/v1/models").json()["data"]
     assert model["root"] == model["id"]
+
+
+def test_the_last_message_is_continued_where_it_ends(live: Live) -> None:
+    documents = [{"text": DOCUMENT}]
+    whole = live.chat(documents=documents, return_token_ids=True).json()["choices"][0]
+    text = whole["message"]["content"]
+    # tokens begin with the space before a word
+    middle = text.index(" ", len(text) // 2)
+    begun, rest = text[:middle], text[middle:]
+    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": begun}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = live.chat(documents=documents, messages=messages, return_token_ids=True, **fields)
+    choice = answer.json()["choices"][0]
+    # the prompt is the first one's, then the beginning of the answer, and no end marker
+    prompt = whole["prompt_token_ids"]
+    assert choice["prompt_token_ids"][: len(prompt)] == prompt
+    assert choice["message"]["content"] == rest
+    refused = live.chat(messages=messages[:1], continue_final_message=True)
+    assert refused.status_code == 400 and "assistant" in refused.json()["error"]["message"]
+    both = live.chat(messages=messages, continue_final_message=True, add_generation_prompt=True)
+    assert both.status_code == 400
+
+
+def test_a_prompt_may_end_without_the_head_of_an_answer(live: Live) -> None:
+    open_ended, closed = (
+        live.chat(return_token_ids=True, max_tokens=1, **fields).json()["choices"][0]
+        for fields in ({}, {"add_generation_prompt": False})
+    )
+    prompt = closed["prompt_token_ids"]
+    assert open_ended["prompt_token_ids"][: len(prompt)] == prompt
+    assert len(prompt) < len(open_ended["prompt_token_ids"])
+
+
+def test_every_chunk_may_count_along(live: Live) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = chat_body(max_tokens=6, ignore_eos=True, stream=True, stream_options=options)
+    events = live.events("/v1/chat/completions", body)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 6
+    assert len(set(counts)) > 3

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.models import Tokenizer
 from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.report import TextOffsets
@@ -79,6 +78,5 @@ def test_offsets_count_the_first_space_behind_a_prompt_s_text(
     tokenizer = Tokenizer(write_kind(tmp_path, "prepend"))
     token = tokenizer.token_id("\u2581a")
     assert token is not None
-    entries = [(TokenLogprob(token, 0.0, 1),)] * 2
     offsets = TextOffsets(tokenizer, [1, *tokenizer.encode(prompt)])
-    assert offsets.follow(entries) == [0, second]
+    assert offsets.follow([token, token]) == [0, second]

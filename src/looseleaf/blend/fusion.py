@@ -311,9 +311,14 @@ class Fusion:
 
 
 def make_fusion(
-    fuse: Fuse | None, parts: Sequence[TextRun | DocumentUse], page_size: int
+    fuse: Fuse | None,
+    parts: Sequence[TextRun | DocumentUse],
+    page_size: int,
+    num_given: int = 0,
 ) -> Fusion | None:
     """The fusion of a sequence with these parts; None if it computes no token again.
+
+    The last ``num_given`` tokens are a given answer, which token scoring does not read.
 
     A document directly after its encoding context is exact. All text after the first document that
     is not exact belongs to the pass."""
@@ -331,7 +336,8 @@ def make_fusion(
     for run in behind:
         if isinstance(run, TextRun):
             run.fused = True
-    return Fusion(fuse, selector, before, behind, page_size, tail.num_tokens, most, blended[0])
+    question = tail.num_tokens - num_given
+    return Fusion(fuse, selector, before, behind, page_size, question, most, blended[0])
 
 
 def is_exact(use: DocumentUse) -> bool:

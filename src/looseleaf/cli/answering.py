@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from looseleaf.engine.reports.outputs import RequestOutput
+from looseleaf.errors import InvalidOption
 from looseleaf.llm.llm import LLM
 from looseleaf.prompt.request import Document, Message, Policies, PromptParts
 from looseleaf.sampling_params import SamplingParams
@@ -21,8 +22,21 @@ DOCUMENTS = click.option(
     help="text file, folder of text files, or - for stdin; may be repeated",
 )  # fmt: skip
 SYSTEM = click.option("--system", help="system prompt, placed before the documents")
+
+
+def _require_tokens(context: click.Context, parameter: click.Parameter, value: int) -> int:
+    # 0 computes a prompt without an answer, which a command can't show
+    if value < 1:
+        raise InvalidOption(f"--max-tokens must be at least 1, not {value}")
+    return value
+
+
 MAX_TOKENS = click.option(
-    "--max-tokens", default=256, show_default=True, help="most tokens of an answer"
+    "--max-tokens",
+    default=256,
+    show_default=True,
+    callback=_require_tokens,
+    help="most tokens of an answer",
 )
 TEMPERATURE = click.option(
     "--temperature", default=0.0, show_default=True, help="sampling temperature; 0: greedy decoding"

@@ -8,11 +8,12 @@ from looseleaf.config.engine import (
     CpuKernels,
     DType,
     EngineConfig,
+    Quantize,
     SchedulerConfig,
 )
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import ModelConfig, RopeConfig, RopeLaw
+from looseleaf.config.model import ModelConfig, Quantization, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -43,6 +44,8 @@ __all__ = [
     "IndexPer",
     "MAX_WINDOW",
     "ModelConfig",
+    "Quantization",
+    "Quantize",
     "Revise",
     "RopeConfig",
     "RopeLaw",

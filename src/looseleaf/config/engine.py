@@ -15,6 +15,7 @@ from looseleaf.config.option import (
 from looseleaf.config.tiers import TierConfig
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+Quantize = Literal["fp8", "int8", "int4"]
 CpuKernels = Literal["auto", "native", "torch"]
 KvDType = Literal["auto", "fp8"]
 AttentionCosts = Literal["built-in", "measured"]
@@ -82,7 +83,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_num_seqs")
+        require_positive(self, "max_num_seqs", "max_num_batched_tokens")
         require_not_negative(self, "step_ms")
         require(
             self.max_num_batched_tokens is None
@@ -103,6 +104,11 @@ class EngineConfig:
     dtype: DType = option(
         "auto",
         "float32, float16 or bfloat16; auto: the checkpoint's, or float32 if that is faster",
+    )
+    quantize: Quantize | None = option(
+        None,
+        "on a GPU, narrow a 16-bit checkpoint's matrices while they load: fp8, int8, or int4 in "
+        "groups of 128; default: as stored",
     )
     max_model_len: int | None = option(
         None, "most tokens of prompt and answer together; default: the model's limit"

@@ -43,6 +43,14 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """The method of a checkpoint's quantized matrices, and the version of its layout."""
+
+    method: Literal["fp8", "compressed-tensors", "awq", "gptq"]
+    version: str = ""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The architecture of a decoder.
 
@@ -55,7 +63,8 @@ class ModelConfig:
     their inputs are not normalised (OLMo 2). ``norm_offset`` is added to the stored weights of
     norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
-    division by ``logits_scaling``; 0 means no cap."""
+    division by ``logits_scaling``; 0 means no cap.
+    ``quantization`` is None if all tensors are plain."""
 
     family: str
     vocab_size: int
@@ -91,6 +100,7 @@ class ModelConfig:
     soft_cap: float = 0.0
     final_soft_cap: float = 0.0
     torch_dtype: str = "float32"
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         require(

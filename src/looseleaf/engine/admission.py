@@ -252,11 +252,14 @@ class Admission:
                 sources[use] = "loaded"
 
     def _reusable_pages(self, sequence: Sequence, run: TextRun) -> int:
-        """Full pages of a run without the prompt's last token, which is computed for its logits."""
+        """Full pages of a run without the prompt's last token, which is computed for its logits,
+        and without scored rows."""
         if run.fused:
             return 0
         # the tail of a warming sequence is empty
         tokens = max(0, run.num_tokens - 1) if run is sequence.tail else run.num_tokens
+        if sequence.prompt_logprobs is not None:
+            tokens = min(tokens, sequence.prompt_logprobs.num_reusable(run))
         return tokens // self.page_size if self.prefix_caching else 0
 
     def _hit_pages(self, sequence: Sequence, run: TextRun) -> list[Segment]:
@@ -270,7 +273,7 @@ class Admission:
         return hits
 
     def _run_pages(self, sequence: Sequence, run: TextRun) -> int:
-        grows = run is sequence.tail and not sequence.warms
+        grows = run is sequence.tail and sequence.draws
         return self.pages_for(run.num_tokens + grows)
 
     def _fill_run(

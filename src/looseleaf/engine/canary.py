@@ -88,7 +88,7 @@ class Canary:
         finish = progress.outputs[0].stop.finish
         if sequence.fuse_in_force is None or progress.error is not None or not finish:
             return False
-        if finish.reason == "abort":
+        if finish.reason == "abort" or not sequence.draws:
             return False
         self._owed += self.config.canary_share
         if self._owed < 1.0 or len(self._pending) >= _MOST_PENDING:
@@ -103,7 +103,7 @@ class Canary:
             request,
             request_id=f"(canary of {request.request_id})",
             parts=(TextPart(tuple(request.token_ids), opens_answer=request.opens_answer),),
-            params=replace(request.params, n=1, seed=seed, logprobs=None),
+            params=replace(request.params, n=1, seed=seed, logprobs=None, prompt_logprobs=None),
             deadline=None,
             fuse=None,
             canary=True,

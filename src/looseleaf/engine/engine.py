@@ -376,10 +376,11 @@ class Engine:
         """Record a step, launch the next one ahead on a GPU, and hand out the tokens."""
         try:
             # a sampling fault has already ended its request and released the pages
-            self._scheduler.complete(launched.work.without_ended())
+            complete = self._scheduler.complete(launched.work.without_ended())
         except Exception as error:
             changed += self._fail(self._requests_of(launched.work), error)
             return
+        changed += [self._end_undrawn(sequence) for sequence in complete if not sequence.draws]
         if self.runner.runs_ahead:
             self._ahead = self._launch_ahead(launched, changed)
         for draw in launched.draws:
@@ -436,6 +437,13 @@ class Engine:
             output.stop.close("stop")
             self._retire(output)
         return [output.request for output in outputs]
+
+    def _end_undrawn(self, sequence: Sequence) -> RequestProgress:
+        """End an output of no tokens, whose prompt is complete."""
+        output = self._outputs[sequence]
+        output.stop.close("length")
+        self._retire(output)
+        return output.request
 
     def _retire(self, output: OutputProgress) -> None:
         progress = output.request

@@ -41,7 +41,7 @@ class InputProcessor:
 
         Raises a subclass of InvalidRequest if the request can never be served."""
         room = self.max_model_len - request.num_tokens
-        if room < 1:
+        if room < (request.params.max_tokens != 0):
             raise PromptTooLong(
                 f"the prompt has {request.num_tokens} tokens, but the context holds "
                 f"{self.max_model_len}, at least one of them for the answer: shorten the documents "
@@ -166,7 +166,7 @@ class InputProcessor:
         pool = self.admission.store.pool.num_pages
         pinned = self.admission.pinned_pages_beside(sequence)
         total = pool - pinned
-        least = self.admission.pages_needed(sequence, 0 if sequence.warms else 1)
+        least = self.admission.pages_needed(sequence, 1 if sequence.draws else 0)
         most = self.admission.pages_needed(sequence, max_tokens)
         needed = most if explicit and not sequence.warms else least
         if needed > total:

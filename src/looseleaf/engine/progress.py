@@ -165,7 +165,13 @@ class RequestProgress:
             ),
             revision=self._revision() if self.finished else None,
             select=self.select,
+            prompt_logprobs=self.prompt_logprobs(),
         )
+
+    def prompt_logprobs(self) -> tuple[tuple[TokenLogprob, ...] | None, ...] | None:
+        """The scores of the prompt's tokens, as in `RequestOutput`."""
+        scorer = self.outputs[0].sequence.prompt_logprobs if self.outputs else None
+        return None if scorer is None else scorer.entries()
 
     def count_decode(self, keys: int, shared: int) -> None:
         """Count a decode row: the keys that it read, and the keys that it shared with others."""

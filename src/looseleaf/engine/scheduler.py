@@ -223,6 +223,8 @@ class Scheduler:
             complete = [chunk.sequence for chunk in work.chunks if chunk.ends_prompt]
             for sequence in complete:
                 sequence.phase = Phase.DECODE
+                if sequence.prompt_logprobs is not None:
+                    sequence.prompt_logprobs.finish()
             sequences = list(dict.fromkeys([*sequences, *(c.sequence for c in work.chunks)]))
         for sequence in sequences:
             for feature in sequence.features:

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.blend.fusion import Fusion, make_fusion
 from looseleaf.config import Fuse, Select
+from looseleaf.engine.prompt_logprobs import PromptLogprobs
 from looseleaf.engine.reports.outputs import Arrivals
 from looseleaf.index.host.attend import HostedRead
 from looseleaf.index.host.segment import HostedSegment
@@ -40,7 +41,8 @@ class Sequence:
     The last run is the tail: the end of the prompt, which grows with the output. A preempted
     sequence starts over with its output in the tail. If it ``chooses`` the keys that its rows read,
     it decodes its output again; ``replay`` has the remaining tokens. A sequence that ``warms`` only
-    computes its prompt and has an empty tail. ``num_evicted`` keys of the tail were evicted."""
+    computes its prompt and has an empty tail. A sequence that does not ``draw`` ends with its
+    prompt. ``num_evicted`` keys of the tail were evicted."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Sequence:
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
+        self.draws = not request.warms and request.params.max_tokens != 0
         self._salt = request.salt
         self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
@@ -99,7 +102,9 @@ class Sequence:
         self.documents = [part for part in self.parts if isinstance(part, DocumentUse)]
         # documents in host memory
         self.hosted = [part for part in self.parts if isinstance(part, HostedUse)]
-        self.fusion = make_fusion(request.fuse, pooled, page_size) if request.fuse else None
+        self.fusion = None
+        if request.fuse:
+            self.fusion = make_fusion(request.fuse, pooled, page_size, request.num_given)
         self._select = request.select or _READS_ALL
         self._hosted_reads: tuple[HostedRead, ...] | None = None
         # the tail of an APE prompt can't be a prefix of another prompt
@@ -108,6 +113,12 @@ class Sequence:
         self.policy = make_policy(request.select, page_size) if request.select else None
         self.chooses = self.policy is not None or bool(self.hosted)
         self.features: list[Feature] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
+        params = request.params
+        if params.prompt_logprobs is not None and index == 0 and not self.warms:
+            self.prompt_logprobs = PromptLogprobs(
+                request.token_ids, params.prompt_logprobs, params.prompt_logprobs_start, self.parts
+            )
         self.num_evicted = 0
         self.replay: list[int] = []
 
@@ -329,6 +340,8 @@ class Sequence:
         if self.fusion is not None:
             self.fusion.reset()
         self.num_evicted = 0
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.reset()
         for feature in self.features:
             feature.reset()
         self.phase = Phase.WAITING

@@ -3,12 +3,20 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from looseleaf.config import CacheConfig, EngineConfig, IndexConfig, SchedulerConfig, TierConfig
+from looseleaf.config import (
+    CacheConfig,
+    EngineConfig,
+    Fuse,
+    FuseSelector,
+    IndexConfig,
+    SchedulerConfig,
+    TierConfig,
+)
 from looseleaf.engine.documents.entry import DocumentInfo
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.lifetime import ForkGuardLock, ProcessBound
@@ -19,6 +27,7 @@ from looseleaf.engine.sampling.grammar import CompiledGrammar
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.llm.load import load_engine
+from looseleaf.llm.scoring import Score, score_of, score_requests
 from looseleaf.prompt.request import (
     Document,
     Message,
@@ -103,6 +112,32 @@ class LLM(ProcessBound):
                 )
         parts = [self.engine.prompts.from_parts(prompt) for prompt in prompts]
         return self._run(parts, sampling_params, salt, deadline, policies)
+
+    def score(
+        self,
+        prompts: str | Iterable[Prompt],
+        continuations: str | Iterable[str | Sequence[int]],
+        *,
+        salt: str = "",
+        deadline: float | None = None,
+        fuse: Fuse | FuseSelector | None = None,
+    ) -> list[Score]:
+        """The log-probabilities of the tokens of a continuation after each prompt, in order.
+
+        Prompts are as in `generate`. A continuation is a text or token ids, and is tokenized
+        separately from its prompt. One prompt may have several continuations, as candidates of a
+        choice. Scores do not depend on the cache. Nothing is generated. ``salt``, ``deadline``,
+        ``fuse`` and errors as in `generate`; also InvalidRequest for an empty continuation and for
+        other numbers of them."""
+        requests = [
+            with_policies(replace(request, salt=salt, deadline=deadline), fuse=fuse)
+            for request in score_requests(
+                self.engine.prompts, prompts, continuations, self._next_id
+            )
+        ]
+        outputs = self._run_these(requests)
+        pairs = zip(requests, outputs, strict=True)
+        return [score_of(output, request.num_given) for request, output in pairs]
 
     def chat(
         self,
@@ -282,6 +317,9 @@ class LLM(ProcessBound):
         ]
         # outside the lock, so other threads can step; the references keep the cache entries
         _grammars = self._compile(all_params, salt, deadline)
+        return self._run_these(requests)
+
+    def _run_these(self, requests: Sequence[Request]) -> list[RequestOutput]:
         accepted: list[RequestProgress] = []
         try:
             for request in requests:

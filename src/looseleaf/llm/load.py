@@ -5,13 +5,14 @@ import logging
 import math
 import os
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
 
 import looseleaf.assets
 from looseleaf.assets import REFERENCE_MODELS, checkpoint_of, folder_of
-from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, RopeConfig
+from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, Quantize, RopeConfig
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.runner.runner import OnProgress, Runner, pool_dtype
 from looseleaf.errors import CheckpointNotFound, InvalidOption
@@ -108,12 +109,38 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
         _compare_with_memory(folder, dtype, keeps_blocks=native)
     make_room(device)
     threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
-    weights = load_weights(folder, shape, dtype, device, native=native)
+    _check_quantize(config.quantize, shape, device, dtype)
+    weights = load_weights(folder, shape, dtype, device, native=native, quantize=config.quantize)
     fingerprint = model_fingerprint(folder, whole=config.tiers.outlive)
+    if config.quantize is not None:
+        # keys of a narrowed model are others
+        fingerprint = blake2b(fingerprint + config.quantize.encode(), digest_size=16).digest()
     require_unchanged(folder, files)
     return LoadedModel(
         folder, shape, Decoder(shape, weights), tokenizer, fingerprint, max_model_len, threads
     )
+
+
+def _check_quantize(
+    kind: Quantize | None, shape: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raises InvalidOption for an option ``quantize`` that can't be followed."""
+    if kind is None:
+        return
+    if device.type != "cuda":
+        raise InvalidOption(
+            f"quantize={kind!r} is for a GPU: on a CPU take a GGUF file of 4 to 8 bits", "quantize"
+        )
+    if shape.quantization is not None:
+        raise InvalidOption(
+            f"quantize={kind!r} is for 16-bit checkpoints, and this one is quantized by "
+            f"{shape.quantization.method}: leave the option out",
+            "quantize",
+        )
+    if dtype.itemsize != 2:
+        raise InvalidOption(
+            f"quantize={kind!r} needs 16-bit activations: add dtype='bfloat16'", "quantize"
+        )
 
 
 def make_room(device: torch.device) -> None:

@@ -128,8 +128,10 @@ def _summands(hidden: Tensor, projection: Projection) -> Tensor:
     """``hidden @ weight.T + bias``, split into parts if that is faster."""
     weight, bias = projection
     properties = torch.cuda.get_device_properties(hidden.device)
-    if bias is not None or isinstance(weight, QuantizedWeight):
+    if bias is not None:
         return project(hidden, projection)
+    if isinstance(weight, QuantizedWeight):
+        return weight.summands(hidden)
     parts = num_parts(hidden, weight, properties.multi_processor_count)
     return split_linear(hidden, weight, parts) if parts else project(hidden, projection)
 

@@ -1,6 +1,7 @@
-"""A weight of a decoder that stays in GGUF's blocks, for products and for lookups of rows.
+"""A weight of a decoder that stays quantized, for products and for lookups of rows.
 
-On a CPU with a C compiler it is packed for the C kernels. Elsewhere each call dequantizes it.
+On a CPU with a C compiler GGUF's blocks are packed for the C kernels. On a GPU codes with scales
+have a kernel. Elsewhere each call dequantizes.
 """
 
 import logging
@@ -15,9 +16,16 @@ from torch.nn import functional
 from looseleaf.errors import NativeUnavailable
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
 from looseleaf.ops.dense.quantized_linear.reference import dequantize_reference
+from looseleaf.ops.dense.scaled_linear import (
+    ScaledMatrix,
+    dequantize,
+    most_rows,
+    scaled_linear,
+    scaled_summands,
+)
 
 _log = logging.getLogger(__name__)
-Part = PackedMatrix | BlockMatrix
+Part = PackedMatrix | BlockMatrix | ScaledMatrix
 
 
 class QuantizedWeight:
@@ -75,6 +83,9 @@ class QuantizedWeight:
         residual: Float[Tensor, "rows features"] | None = None,
     ) -> Float[Tensor, "rows features"]:
         """``x @ weight.T + bias + residual``; ``bias`` is fp32."""
+        first = self.parts[0]
+        if len(self.parts) == 1 and isinstance(first, ScaledMatrix):
+            return _added(scaled_linear(x, first), bias, residual)
         out = torch.empty(x.shape[0], self.shape[0], dtype=self.dtype, device=self.device)
         if len(self.parts) == 1:
             return _multiply(self.parts[0], x, out, bias, residual)
@@ -85,6 +96,18 @@ class QuantizedWeight:
             _multiply(part, x, out[:, rows], added, None if residual is None else residual[:, rows])
             start = rows.stop
         return out
+
+    def summands(self, x: Float[Tensor, "rows columns"]) -> Tensor:
+        """``x @ weight.T`` as ``[rows, features]`` or ``[parts, rows, features]``."""
+        first = self.parts[0]
+        if (
+            isinstance(first, ScaledMatrix)
+            and len(self.parts) == 1
+            and len(x) <= most_rows(x, first)
+        ):
+            summands = scaled_summands(x, first)
+            return summands[0] if len(summands) == 1 else summands
+        return self.multiply(x)
 
     def gate(self, x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows half"]:
         """``silu(x @ gate.T) * (x @ up.T)`` of a weight ``[gate, up]`` that `can_gate`."""
@@ -107,6 +130,8 @@ class QuantizedWeight:
 def _rows(part: Part, numbers: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(part, PackedMatrix):
         return part.rows(numbers)
+    if isinstance(part, ScaledMatrix):
+        return dequantize(part.rows(numbers), dtype)
     return dequantize_reference(part.blocks[numbers], part.layout).to(dtype)
 
 
@@ -115,6 +140,15 @@ def _multiply(
 ) -> Tensor:
     if isinstance(part, PackedMatrix):
         return part.multiply(x, out, bias, residual)
+    if isinstance(part, ScaledMatrix):
+        return out.copy_(_added(scaled_linear(x, part), bias, residual))
     weight = dequantize_reference(part.blocks, part.layout)
     product = functional.linear(x.float(), weight, bias)
     return out.copy_(product if residual is None else product + residual)
+
+
+def _added(product: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    """``product + bias + residual`` in the dtype of ``product``."""
+    if bias is not None:
+        product = (product + bias).to(product.dtype)
+    return product if residual is None else product.add_(residual)

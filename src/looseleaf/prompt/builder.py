@@ -64,6 +64,21 @@ class PromptBuilder:
         adds_bos = bool(raw_parts) and isinstance(raw_parts[0], str | Document)
         return self._assemble(parts, lead_length=None, adds_bos=adds_bos)
 
+    def continued(
+        self, prompt: PromptParts, continuation: str | Sequence[int]
+    ) -> tuple[PromptParts, tuple[int, ...]]:
+        """``prompt`` with a text or token ids after its end, and the ids of the continuation.
+
+        The text is tokenized separately, so the prompt's tokens do not depend on it. Raises
+        InvalidRequest for an empty continuation, and for other types."""
+        last = prompt[-1]
+        assert isinstance(last, TextPart), "a prompt ends with text"
+        part = continuation if isinstance(continuation, str) else self._checked_ids(continuation)
+        ids = tuple(self.checked([*self._ids_after(last.tokens, part)]))
+        if not ids:
+            raise InvalidRequest("a continuation is empty: give it at least one token")
+        return (*prompt[:-1], replace(last, tokens=last.tokens + ids)), ids
+
     def with_bos(self, ids: list[int]) -> list[int]:
         """``ids`` after BOS, unless the model has no BOS or ``ids`` begin with it."""
         bos = self.tokenizer.bos_token_id
@@ -73,9 +88,14 @@ class PromptBuilder:
         self,
         messages: Sequence[Message],
         system_prompt: SystemPrompt | None = None,
+        *,
+        continues: bool = False,
         **variables: Any,
     ) -> PromptParts:
         """The tokens of a conversation in the checkpoint's chat template, up to the answer.
+
+        With ``continues`` they end inside the last message, an assistant's, which the output goes
+        on with.
 
         Users' text never becomes markers. Documents keep their positions in content lists.
         ``system_prompt`` is prepended to the system message, or becomes it. ``variables``, such as
@@ -91,11 +111,17 @@ class PromptBuilder:
         _check_system_prompt(system_prompt)
         if system_prompt is not None:
             joint = _with_system_text(system_prompt.text, messages)
-            whole = self.from_messages(joint, **variables)
+            whole = self.from_messages(joint, continues=continues, **variables)
             return _with_shared(whole, system_prompt.tokens)
         documents: list[Document] = []
         plain = [_plain_message(message, documents) for message in messages]
+        if continues:
+            plain[-1] = _open_ended(plain[-1])
+            variables["add_generation_prompt"] = False
         first, *rest = self.tokenizer.cut_chat(plain, **variables)
+        if continues:
+            # the end of the message
+            rest = rest[:-1]
         if len(rest) != len(documents):
             raise InvalidRequest(
                 f"this model's chat template writes {len(rest)} documents where the conversation "
@@ -107,7 +133,8 @@ class PromptBuilder:
             parts += [document, text]
         lead_length = self._lead_length(plain, lead, variables) if documents else None
         prompt = self._assemble(parts, lead_length)
-        return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=True))
+        opens = variables.get("add_generation_prompt", True) is True
+        return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=opens))
 
     def system_prompt(self, text: str) -> SystemPrompt:
         """The tokens of a conversation that begins with the service's ``text``.
@@ -364,6 +391,20 @@ def _plain_message(message: Message, documents: list[Document]) -> dict[str, obj
         else:
             parts.append({"type": "text", "text": part} if isinstance(part, str) else part)
     return dict(message, content=parts)
+
+
+def _open_ended(message: dict[str, object]) -> dict[str, object]:
+    """An assistant's message with a cut after its content, at which its continuation begins.
+
+    Raises InvalidRequest for another role, and without content."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not content:
+        raise InvalidRequest(
+            "only an assistant's message with content can be continued: put one last, or let the "
+            "model begin its own"
+        )
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return dict(message, content=[*parts, {"type": "document"}])
 
 
 def _document_of(part: Mapping[str, Any]) -> Document:

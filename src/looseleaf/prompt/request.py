@@ -200,7 +200,8 @@ class Request:
     none. ``select`` selects the keys that decoding reads, by default all. ``revise`` is the number
     of earlier rows that read with the newest row, by default none. A ``canary`` checks the answer
     of another request. The engine ``decodes`` the output, and ends it at stop strings, unless the
-    caller does so. Raises InvalidOption for options that exclude each other.
+    caller does so. The last ``num_given`` tokens of the prompt are a given answer, which ``fuse``
+    does not see when it selects tokens. Raises InvalidOption for options that exclude each other.
     """
 
     request_id: str
@@ -214,6 +215,7 @@ class Request:
     revise: Revise | None = None
     canary: bool = False
     decodes: bool = True
+    num_given: int = 0
 
     def __post_init__(self) -> None:
         require_sampling(self.params)

@@ -24,7 +24,7 @@ class Form(Protocol):
     chunk_object: str
     prefix: str
 
-    def opening(self) -> Json | None:
+    def opening(self, request: Output, offsets: report.TextOffsets) -> Json | None:
         """Content of the chunk before the text, None for no chunk."""
 
     def piece(
@@ -35,8 +35,14 @@ class Form(Protocol):
     def ending(self) -> Json:
         """Content of the last chunk, which has the finish reason."""
 
-    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
+    def whole(self, output: Completion, request: Output) -> Json:
         """Content of a complete choice, with its finish reason if it has another."""
+
+    def scores(self, requests: Sequence[Output]) -> Json:
+        """Prompt log-probabilities of the answer besides those of its choices."""
+
+    def offsets(self, request: Output) -> report.TextOffsets:
+        """The offsets of a choice's tokens in its text."""
 
     def reader(self) -> AnswerReader | None:
         """A reader of one choice; None if the whole text is content."""
@@ -49,11 +55,12 @@ class ChatForm:
     tokenizer: Tokenizer
     top: int
     make_reader: Callable[[], AnswerReader] | None = None
+    num_scores: int | None = None
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
-    def opening(self) -> Json | None:
+    def opening(self, request: Output, offsets: report.TextOffsets) -> Json | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def piece(
@@ -64,7 +71,17 @@ class ChatForm:
     def ending(self) -> Json:
         return {"delta": {}, "logprobs": None}
 
-    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
+    def scores(self, requests: Sequence[Output]) -> Json:
+        if self.num_scores is None:
+            return {}
+        (request,) = requests
+        scores = report.prompt_logprobs(request, self.num_scores, self.tokenizer)
+        return {"prompt_logprobs": scores}
+
+    def offsets(self, request: Output) -> report.TextOffsets:
+        return report.TextOffsets(self.tokenizer, request.prompt_token_ids)
+
+    def whole(self, output: Completion, request: Output) -> Json:
         reader, logprobs = self.reader(), self._logprobs(output.logprobs)
         if reader is None:
             message = {"role": "assistant", "content": output.text, "refusal": None}
@@ -82,48 +99,68 @@ class ChatForm:
 
 @dataclass(frozen=True)
 class CompletionForm:
-    """Completions of raw prompts."""
+    """Completions of raw prompts; with ``echoes`` a text begins with its prompt."""
 
     tokenizer: Tokenizer
     top: int
+    echoes: bool = False
+    num_scores: int | None = None
     whole_object = "text_completion"
     chunk_object = "text_completion"
     prefix = "cmpl-"
 
-    def opening(self) -> Json | None:
-        return None
+    def opening(self, request: Output, offsets: report.TextOffsets) -> Json | None:
+        return self._echo(request, offsets) if self.echoes else None
 
     def piece(
         self, text: str, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
     ) -> Json:
-        return {"text": text, "logprobs": self._logprobs(entries, offsets)}
+        ids = [entry[0].token_id for entry in entries or ()]
+        return {"text": text, "logprobs": self._logprobs(ids, entries, offsets)}
 
     def ending(self) -> Json:
         return {"text": "", "logprobs": None}
 
-    def whole(self, output: Completion, offsets: report.TextOffsets) -> Json:
-        return self.piece(output.text, output.logprobs, offsets)
+    def scores(self, requests: Sequence[Output]) -> Json:
+        return {}
+
+    def offsets(self, request: Output) -> report.TextOffsets:
+        return report.TextOffsets(self.tokenizer, () if self.echoes else request.prompt_token_ids)
+
+    def whole(self, output: Completion, request: Output) -> Json:
+        offsets, scores = self.offsets(request), {}
+        if self.num_scores is not None:
+            values = report.prompt_logprobs(request, self.num_scores, self.tokenizer)
+            scores = {"prompt_logprobs": values}
+        if not self.echoes:
+            return {**self.piece(output.text, output.logprobs, offsets), **scores}
+        first = self._echo(request, offsets)
+        rest = self.piece(output.text, output.logprobs, offsets)
+        if first["logprobs"] is not None and rest["logprobs"] is not None:
+            columns = rest["logprobs"].items()
+            first["logprobs"] = {name: first["logprobs"][name] + more for name, more in columns}
+        return {**first, "text": first["text"] + rest["text"], **scores}
+
+    def _echo(self, request: Output, offsets: report.TextOffsets) -> Json:
+        """The prompt as the first part of a text, with its log-probabilities."""
+        ids, stream = request.prompt_token_ids, self.tokenizer.stream()
+        text = "".join([*map(stream.push, ids), stream.finish()])
+        has_logprobs = any(output.logprobs is not None for output in request.outputs)
+        scores = request.prompt_logprobs if has_logprobs else None
+        return {"text": text, "logprobs": self._logprobs(ids, scores, offsets)}
 
     def reader(self) -> AnswerReader | None:
         return None
 
     def _logprobs(
-        self, entries: Sequence[report.Entry] | None, offsets: report.TextOffsets
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[report.Entry | None] | None,
+        offsets: report.TextOffsets,
     ) -> Json | None:
         if entries is None:
             return None
-        return report.completion_logprobs(entries, self.top, self.tokenizer, offsets)
-
-
-@dataclass(frozen=True)
-class _NoTokens:
-    """A choice of a request for no tokens; the engine draws one, which the answer leaves out."""
-
-    index: int
-    logprobs: Sequence[Any] | None
-    finish_reason: str | None
-    text: str = ""
-    token_ids: Sequence[int] = ()
+        return report.completion_logprobs(token_ids, entries, self.top, self.tokenizer, offsets)
 
 
 @dataclass
@@ -145,15 +182,15 @@ class _Progress:
 class Answer:
     """The answer to one API request, in one form.
 
-    ``with_ids`` adds the token ids of the prompts and the outputs. ``is_empty`` leaves the outputs
-    out, for a request of no tokens."""
+    ``with_ids`` adds the token ids of the prompts and the outputs. With ``counts_along`` every
+    chunk of a stream has the usage so far."""
 
     generation: Generation
     form: Form
     model: str
     include_usage: bool = False
     with_ids: bool = False
-    is_empty: bool = False
+    counts_along: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
@@ -167,14 +204,21 @@ class Answer:
             {
                 "index": self._index(number, output.index),
                 "finish_reason": output.finish_reason,
-                **self.form.whole(output, self._offsets(request)),
+                **self.form.whole(output, request),
                 **self._ids(output.token_ids, request),
             }
             for number, request in enumerate(self.generation.latest)
-            for output in self._outputs(request)
+            for output in request.outputs
         ]
         header = self._header(self.form.whole_object)
-        return {**header, "choices": choices, "usage": self._usage(), "looseleaf": self._reuse()}
+        scores = self.form.scores(self.generation.latest)
+        return {
+            **header,
+            "choices": choices,
+            **scores,
+            "usage": self._usage(),
+            "looseleaf": self._reuse(),
+        }
 
     async def chunks(self) -> AsyncGenerator[list[Event], None]:
         """The answer as a stream of the events of each update.
@@ -185,7 +229,7 @@ class Answer:
         async with aclosing(updates):
             async for number, request in updates:
                 chunks: list[Event] = []
-                for output in self._outputs(request):
+                for output in request.outputs:
                     chunks += self._new_chunks(number, output, request)
                 if not chunks:
                     continue
@@ -213,13 +257,15 @@ class Answer:
             return []
         text, finish = output.text[progress.characters :], output.finish_reason
         has_reader = progress.reader is not None
-        is_plain = output.logprobs is None and not has_reader and not self.with_ids
+        is_plain = output.logprobs is None and not (
+            has_reader or self.with_ids or self.counts_along
+        )
         if progress.begun and finish is None and is_plain:
             progress.characters += len(text)
             return [progress.frame.event(text)] if text else []
         contents: list[Json] = []
         entries = None if output.logprobs is None else output.logprobs[progress.tokens :]
-        opening = None if progress.opened else self.form.opening()
+        opening = None if progress.opened else self.form.opening(request, progress.offsets)
         if opening is not None:
             contents.append(opening)
         progress.opened = True
@@ -236,15 +282,6 @@ class Answer:
             progress.ids = len(output.token_ids)
         progress.begun = progress.begun or bool(contents)
         return [self._chunk(index, content) for content in contents]
-
-    def _outputs(self, request: Output) -> Sequence[Completion]:
-        """The choices of a prompt."""
-        if not self.is_empty:
-            return request.outputs
-        return [
-            _NoTokens(o.index, None if o.logprobs is None else (), o.finish_reason and "length")
-            for o in request.outputs
-        ]
 
     def _ids(self, token_ids: Sequence[int], request: Output) -> Json:
         """The token ids of a choice, if the request asks for them."""
@@ -275,19 +312,17 @@ class Answer:
 
     def _begin(self, index: int, request: Output) -> _Progress:
         """The state of a choice whose stream begins."""
-        offsets = self._offsets(request)
+        offsets = self.form.offsets(request)
         frame = Frame(lambda text: self._chunk(index, self.form.piece(text, None, offsets)))
         self._progress[index] = progress = _Progress(offsets, frame, self.form.reader())
         return progress
 
-    def _offsets(self, request: Output) -> report.TextOffsets:
-        tokenizer = self.generation.service.llm.tokenizer
-        return report.TextOffsets(tokenizer, request.prompt_token_ids)
-
     def _chunk(self, index: int, content: Json) -> Json:
         choice = {"index": index, **content}
         choice.setdefault("finish_reason", None)
-        usage = {"usage": None} if self.include_usage else {}
+        usage: Json = {}
+        if self.include_usage:
+            usage["usage"] = self._usage() if self.counts_along else None
         return {**self._header(self.form.chunk_object), "choices": [choice], **usage}
 
     def _index(self, number: int, index: int) -> int:
@@ -303,10 +338,7 @@ class Answer:
         }
 
     def _usage(self) -> Json:
-        usage = report.usage(self.generation.latest)
-        if self.is_empty:
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
+        return report.usage(self.generation.latest)
 
     def _reuse(self) -> Json:
         labels = [prompt.labels for prompt in self.generation.prompts]

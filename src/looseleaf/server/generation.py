@@ -134,7 +134,7 @@ class Generation:
             )
         for prompt in self.prompts:
             max_tokens = self._max_tokens(prompt)
-            total = prompt.num_tokens + (max_tokens or 1)
+            total = prompt.num_tokens + (1 if max_tokens is None else max_tokens)
             if total > context:
                 answer = "at least 1" if self.params.max_tokens is None else str(max_tokens)
                 raise ApiError(

@@ -118,13 +118,13 @@ class PromptMaker:
             for place, part in enumerate(message.content)
             if isinstance(part, DocumentContent)
         ]
-        found = self._find([*_places(documents), *inline])
+        by_id = self._find([*_places(documents), *inline])
         rendered = []
         for number, message in enumerate(messages):
             content: list[Any] = []
             if number == last_user:
-                content += self._documents(documents, labels, found)
-            content += self._content(message, labels, found)
+                content += self._documents(documents, labels, by_id)
+            content += self._content(message, labels, by_id)
             rendered.append(_rendered(message, content))
         self._check_length([message["content"] or () for message in rendered])
         parts = self.builder.from_messages(rendered, system_prompt, **variables)
@@ -175,21 +175,21 @@ class PromptMaker:
         self._check_length([[document]])
         return document
 
-    def _content(self, message: ChatMessage, labels: list[Label], found: _Found) -> list[Any]:
+    def _content(self, message: ChatMessage, labels: list[Label], by_id: _Found) -> list[Any]:
         if message.content is None or isinstance(message.content, str):
             return [] if message.content is None else [message.content]
         return [
-            part.text if isinstance(part, TextContent) else self._document(part, labels, found)
+            part.text if isinstance(part, TextContent) else self._document(part, labels, by_id)
             for part in message.content
         ]
 
     def _documents(
-        self, bodies: Sequence[DocumentInput], labels: list[Label], found: _Found
+        self, bodies: Sequence[DocumentInput], labels: list[Label], by_id: _Found
     ) -> list[Document]:
-        return [self._document(body, labels, found) for body in bodies]
+        return [self._document(body, labels, by_id) for body in bodies]
 
     def _document(
-        self, body: DocumentInput | DocumentContent, labels: list[Label], found: _Found
+        self, body: DocumentInput | DocumentContent, labels: list[Label], by_id: _Found
     ) -> Document:
         if body.text is not None:
             document = self.render(body.title, body.text, body.context or "lead")
@@ -197,7 +197,7 @@ class PromptMaker:
                 labels.append(Label(body.id, body.title))
             return document
         assert body.id is not None, "_find refuses a document without a text and an id"
-        document = found[body.id]
+        document = by_id[body.id]
         labels.append(Label(body.id, document.name))
         return document
 

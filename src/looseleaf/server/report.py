@@ -166,34 +166,60 @@ class TextOffsets:
         self._detokenizer.follow(prompt)
         self._length = 0
 
-    def follow(self, entries: Sequence[Entry]) -> list[int]:
+    def follow(self, token_ids: Sequence[int]) -> list[int]:
         """The start offsets of the next tokens."""
         offsets = []
-        for entry in entries:
+        for token_id in token_ids:
             offsets.append(self._length)
-            self._length += len(self._detokenizer.push(entry[0].token_id))
+            self._length += len(self._detokenizer.push(token_id))
         return offsets
 
 
 def completion_logprobs(
-    entries: Sequence[Entry], top: int, tokenizer: Tokenizer, offsets: TextOffsets
+    token_ids: Sequence[int],
+    entries: Sequence[Entry | None],
+    top: int,
+    tokenizer: Tokenizer,
+    offsets: TextOffsets,
 ) -> dict[str, Any]:
-    """Log-probabilities as in completions, in columns; ``offsets`` covers all earlier tokens."""
+    """Log-probabilities as in completions, in columns; ``offsets`` covers all earlier tokens.
 
-    def text(token: TokenLogprob) -> str:
-        return tokenizer.token_bytes(token.token_id).decode("utf-8", "replace")
+    A prompt token may have no entry."""
+
+    def text(token_id: int) -> str:
+        return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def top_logprobs(entry: Entry) -> dict[str, float]:
         # OpenAI always includes the sampled token, beyond ``top`` if necessary
         tokens = [*reversed(likeliest(entry, top)), entry[0]]
-        return {text(token): finite(token.logprob) for token in tokens}
+        return {text(token.token_id): finite(token.logprob) for token in tokens}
 
     return {
-        "tokens": [text(entry[0]) for entry in entries],
-        "token_logprobs": [finite(entry[0].logprob) for entry in entries],
-        "top_logprobs": [top_logprobs(entry) for entry in entries],
-        "text_offset": offsets.follow(entries),
+        "tokens": [text(token_id) for token_id in token_ids],
+        "token_logprobs": [entry and finite(entry[0].logprob) for entry in entries],
+        "top_logprobs": [entry and top_logprobs(entry) for entry in entries],
+        "text_offset": offsets.follow(token_ids),
     }
+
+
+def prompt_logprobs(
+    output: Output, top: int, tokenizer: Tokenizer
+) -> list[dict[str, dict[str, Any]] | None]:
+    """Scores of a prompt's tokens in vLLM's form: by token id, the token itself and the ``top``."""
+
+    def by_id(entry: Entry) -> dict[str, dict[str, Any]]:
+        tokens = dict.fromkeys([entry[0], *likeliest(entry, top)])
+        return {
+            str(token.token_id): {
+                "logprob": finite(token.logprob),
+                "rank": token.rank,
+                "decoded_token": tokenizer.token_bytes(token.token_id).decode("utf-8", "replace"),
+            }
+            for token in tokens
+        }
+
+    scores = output.prompt_logprobs or ()
+    return [None if entry is None else by_id(entry) for entry in scores]
 
 
 def likeliest(entry: Entry, top: int) -> list[TokenLogprob]:

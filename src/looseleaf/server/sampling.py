@@ -37,6 +37,7 @@ _SHARED_FIELDS = (
     "ignore_eos",
     "seed",
     "skip_special_tokens",
+    "prompt_logprobs",
 )
 
 
@@ -69,15 +70,14 @@ def completion_params(
     """Sampling of a completion request; the default limit is 16 tokens, as in OpenAI's API."""
     limit = 16 if body.max_tokens is None else body.max_tokens
     fields = {"max_tokens": limit, "logprobs": body.logprobs, "grammar": _grammar(body)}
+    if body.echo and body.logprobs is not None:
+        fields["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     return _params(body, vocab_size, advice, **fields)
 
 
 def _params(
     body: GenerationRequest, vocab_size: int, advice: Mapping[str, Any], **limits: Any
 ) -> SamplingParams:
-    if limits["max_tokens"] == 0:
-        # the engine draws a token with every prompt; the answer leaves it out
-        limits = {**limits, "max_tokens": 1}
     values = {name: getattr(body, name) for name in _SHARED_FIELDS}
     options = {**advice, **{name: value for name, value in values.items() if value is not None}}
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []

@@ -1,8 +1,9 @@
-"""Questions and summaries from files of the two public formats.
+"""Questions and summaries from files of three formats.
 
 *CacheBlend*: a JSON list of ``{"question", "answers", "ctxs": [{"title", "text"}, ...]}``.
 *LongBench*: JSON lines of ``{"input", "context", "answers"}``. Its ``context`` is one text, split
-into documents at "Passage 1:" headings, or else at the first paragraph end after some words."""
+into documents at "Passage 1:" headings, or else at the first paragraph end after some words.
+*Passages*: JSON lines of ``{"question", "answers", "documents": [{"title", "text"}, ...]}``."""
 
 import json
 import re
@@ -136,11 +137,12 @@ def _parse(text: str, location: str) -> Any:
 def _parts(entry: Any, page_words: int) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Documents, question and right answers of an entry in either format."""
     answers_of_entry = _answer_texts(entry["answers"])
-    if "ctxs" in entry:
+    field = next((name for name in ("ctxs", "documents") if name in entry), None)
+    if field is not None:
         question = _text(entry["question"], "`question`")
         titled = [
-            (passage.get("title"), _text(passage["text"], "a text of `ctxs`"))
-            for passage in entry["ctxs"]
+            (passage.get("title"), _text(passage["text"], f"a text of `{field}`"))
+            for passage in entry[field]
         ]
         texts = [f"{title}\n\n{text}" if title else text for title, text in titled]
         return tuple(t for t in texts if t.strip()), question, answers_of_entry

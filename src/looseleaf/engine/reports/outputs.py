@@ -251,7 +251,12 @@ class SelectReport:
 @dataclass(frozen=True)
 class RequestOutput:
     """The state of a request after a step; final if ``finished``. ``revision`` is None before the
-    end, and without revision."""
+    end, and without revision.
+
+    ``prompt_logprobs``, if requested, has one entry per prompt token once the prompt is computed:
+    the token itself, then the likeliest tokens. An entry is None without a score: before
+    ``prompt_logprobs_start``, for the first token, and for tokens that follow a document's token.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -262,6 +267,7 @@ class RequestOutput:
     attention: AttentionPath = AttentionPath()
     revision: RevisionReport | None = None
     select: SelectReport | None = None
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -237,6 +237,8 @@ class Runner:
         hidden = self.model.forward(tokens, attend, hook, index, hooked)
         if step.features and any(row.hosted for row in step.decode):
             self.attention.sent()
+        for scored in step.scored:
+            scored.take(hidden, self.model.logits)
         if rows.wanted is not None:
             if last_rows is None:
                 hidden = hidden.index_select(0, rows.asked_on(device))

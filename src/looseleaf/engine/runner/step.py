@@ -14,6 +14,7 @@ import torch
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.blend.fusion import Fusion
+from looseleaf.engine.prompt_logprobs import ScoredRows
 from looseleaf.engine.scheduler import Chunk, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.tiering.compute_time import ComputeTime, count_read, passes_over
@@ -21,6 +22,7 @@ from looseleaf.graphs.layerwise import LateRows, LayerwiseWait
 from looseleaf.graphs.rows import RowInputs, join_tables
 from looseleaf.kv.store import PendingLoad
 from looseleaf.prompt.feature import Feature, FeatureRows
+from looseleaf.prompt.placements import DocumentUse
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Step:
 
     ``features`` pairs each feature with the rows of its sequence. ``fusions`` are the blending
     passes whose first row is in this step, and ``late_rows`` their rows that enter at a later
-    layer. ``awaited`` are the loads of documents that rows read."""
+    layer. ``awaited`` are the loads of documents that rows read. ``scored`` are rows of prompts
+    whose log-probabilities are requested."""
 
     work: StepWork
     decode: Rows[DecodeRow]
@@ -39,16 +42,17 @@ class Step:
     fusions: Rows[Fusion] = ()
     late_rows: Rows[LateRows] = ()
     awaited: Rows[PendingLoad] = ()
+    scored: Rows[ScoredRows] = ()
 
     @property
     def replays(self) -> bool:
         """Whether the step may replay as CUDA graphs."""
-        return not self.features or all(feature.replays for feature, _ in self.features)
+        return not self.scored and all(feature.replays for feature, _ in self.features)
 
     @property
     def sees_queries(self) -> bool:
-        """Whether a feature needs the last layer's queries of all rows."""
-        return any(feature.sees_queries for feature, _ in self.features)
+        """Whether the last layer makes queries of all rows, for a feature or for scores."""
+        return bool(self.scored) or any(feature.sees_queries for feature, _ in self.features)
 
 
 def prepare_step(work: StepWork, outputs: Rows[Rows[DecodeRow]], page_size: int) -> Step:
@@ -64,7 +68,22 @@ def prepare_step(work: StepWork, outputs: Rows[Rows[DecodeRow]], page_size: int)
     awaited = [arriving for chunk in work.chunks for arriving in chunk.awaits()]
     fusions = [chunk.fusion for chunk in work.chunks if chunk.fusion and chunk.start == 0]
     late_rows = list(_late_rows(work.chunks, len(decode)))
-    return Step(work, decode, chunks, rows, features, fusions, late_rows, awaited)
+    scored = list(_scored_rows(work.chunks, chunks, len(decode)))
+    return Step(work, decode, chunks, rows, features, fusions, late_rows, awaited, scored)
+
+
+def _scored_rows(
+    chunks: Rows[Chunk], reads: Rows[PrefillChunk], first_row: int
+) -> Iterator[ScoredRows]:
+    """The scored rows of ``chunks``, whose first row is ``first_row`` of the step."""
+    for chunk, read in zip(chunks, reads, strict=True):
+        scorer = chunk.sequence.prompt_logprobs
+        is_text = not isinstance(chunk.target, DocumentUse)
+        if is_text and scorer is not None and not scorer.complete:
+            rows, indices = scorer.rows(read.positions)
+            if len(rows):
+                yield ScoredRows(scorer, first_row + rows, indices)
+        first_row += chunk.num_rows
 
 
 def _features(

@@ -54,9 +54,9 @@ def logit_sequences(work: StepWork) -> list[Sequence]:
 def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor]:
     """The sequences that sample a token from the step, and their logits.
 
-    Sequences that replay already have their next token."""
+    Sequences that replay already have their next token, and some end with their prompt."""
     sequences = logit_sequences(work)
-    rows = [row for row, sequence in enumerate(sequences) if not sequence.replay]
+    rows = [row for row, sequence in enumerate(sequences) if sequence.draws and not sequence.replay]
     if len(rows) == len(sequences):
         return sequences, logits
     index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)

@@ -5,7 +5,7 @@ A batch of plain greedy rows costs one argmax. Filters give a threshold per row,
 are removed, so tokens of equal probability are treated alike.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,19 +33,27 @@ def gather_logprobs(
     ``logits`` are the model's own, before penalties, temperature and filters. The drawn token is
     not repeated among the likeliest.
     """
+    return entries_of(token_ids.tolist(), top_logprobs(logits, token_ids, max(num_top)), num_top)
+
+
+def top_logprobs(
+    logits: Float[Tensor, "rows vocab"], token_ids: Int[Tensor, "rows"], num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores on the device of ``logits``: log-probabilities ``[rows]`` and ranks ``[rows]`` of
+    ``token_ids``, then ids and log-probabilities ``[rows, num_top]`` of the likeliest tokens."""
     logprobs = logits.float().log_softmax(-1)
     drawn = logprobs.gather(-1, token_ids[:, None])
     ranks = (logprobs > drawn).sum(-1) + 1
-    top = logprobs.topk(min(max(num_top), logits.shape[-1]))
-    rows = zip(
-        token_ids.tolist(),
-        drawn[:, 0].tolist(),
-        ranks.tolist(),
-        top.indices.tolist(),
-        top.values.tolist(),
-        num_top,
-        strict=True,
-    )
+    top = logprobs.topk(min(num_top, logits.shape[-1]))
+    return drawn[:, 0], ranks, top.indices, top.values
+
+
+def entries_of(
+    token_ids: Sequence[int], scores: tuple[Tensor, Tensor, Tensor, Tensor], num_top: Sequence[int]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """The entries of `gather_logprobs` from the scores of `top_logprobs`."""
+    columns = (column.tolist() for column in scores)
+    rows = zip(token_ids, *columns, num_top, strict=True)
     return tuple(
         (
             TokenLogprob(drawn_id, logprob, rank),

@@ -49,7 +49,8 @@ class Launched:
 class ComputeTime:
     """``seconds = a + b rows + c pairs``, fitted to all observed steps with fading weights.
 
-    Steps fade by later steps of about as many rows, so a long decode leaves prefill known. A pair is a row and a key that it reads or skips, in one layer. A pass that ``blends`` skips
+    Steps fade by later steps of about as many rows, so a long decode leaves prefill known.
+    A pair is a row and a key that it reads or skips, in one layer. A pass that ``blends`` skips
     replaced tokens and reads the patch. Its pairs have a separate ``c``; before the first such
     observation it uses the ``c`` of other passes."""
 

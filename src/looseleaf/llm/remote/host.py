@@ -124,13 +124,14 @@ class _HostStream:
             reason = None if finish is None else finish.reason
             link.deltas.append(Delta(number, index, output.token_ids[sent:], logprobs, reason))
         if change.finished:
-            link.end(number, _report(number, change))
+            link.end(number, _report(number, change, is_first=is_first))
         elif is_first:
-            link.reports.append(_report(number, change))
+            link.reports.append(_report(number, change, is_first=True))
 
 
-def _report(number: int, progress: RequestProgress) -> Report:
+def _report(number: int, progress: RequestProgress, *, is_first: bool) -> Report:
     output = progress.output()
+    scores = output.prompt_logprobs if is_first else None
     return Report(
         number,
         output.finished,
@@ -139,6 +140,7 @@ def _report(number: int, progress: RequestProgress) -> Report:
         attention=output.attention,
         revision=output.revision,
         select=output.select,
+        prompt_logprobs=None if scores is None else [*scores],
     )
 
 

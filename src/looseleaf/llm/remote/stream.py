@@ -95,6 +95,7 @@ class RemoteStream:
         self.attention = AttentionPath()
         self.revision: RevisionReport | None = None
         self.select: SelectReport | None = None
+        self.prompt_logprobs: list[tuple[TokenLogprob, ...] | None] | None = None
         self.finished = False
         self.error: Exception | None = None
         self._cut = cut
@@ -134,6 +135,7 @@ class RemoteStream:
         self.metrics = report.metrics or self.metrics
         self.attention = report.attention or self.attention
         self.revision, self.select = report.revision, report.select
+        self.prompt_logprobs = report.prompt_logprobs or self.prompt_logprobs
         self._wake()
 
     def take(self, delta: Delta) -> None:

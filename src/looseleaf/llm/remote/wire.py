@@ -84,7 +84,9 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """The state of a stream besides its tokens: at its first token, and at its end."""
+    """The state of a stream besides its tokens: at its first token, and at its end.
+
+    The first report has the scores of the prompt."""
 
     number: int
     finished: bool = False
@@ -94,6 +96,7 @@ class Report(msgspec.Struct, array_like=True):
     attention: AttentionPath | None = None
     revision: RevisionReport | None = None
     select: SelectReport | None = None
+    prompt_logprobs: list[tuple[TokenLogprob, ...] | None] | None = None
 
 
 class Step(msgspec.Struct, tag="step"):

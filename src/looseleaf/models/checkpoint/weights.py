@@ -16,17 +16,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from looseleaf.config import ModelConfig
+from looseleaf.config import ModelConfig, Quantization
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.scaled_tensors import (
+    UNUSED,
+    StoredMatrix,
+    decode,
+    find_stored,
+)
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
+from looseleaf.ops.dense.scaled_linear import (
+    TILE,
+    TILE_FEATURES,
+    Codes,
+    ScaledMatrix,
+    dequantize,
+    fits,
+    stack,
+)
+from looseleaf.ops.dense.scaled_linear import (
+    quantize as quantize_matrix,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -63,22 +81,26 @@ def load_weights(
     packed: bool = True,
     threads: int | None = None,
     native: bool = True,
+    quantize: Codes | None = None,
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
     ``packed`` allows matrices in this machine's fastest layout; packing copies each matrix.
     ``native`` allows C kernels, which need a C compiler.
+    ``quantize`` narrows 16-bit matrices of layers, one after another.
     ``threads`` is the number of layers to read concurrently, by default the cores, at most eight.
     Raises CorruptCheckpoint if a tensor is missing, unknown, truncated or has a wrong shape, before
     the first read.
     """
     entries = by_canonical_name(folder, list_tensors(folder))
-    checker = _Checker(folder, entries)
+    checker = _Checker(folder, entries, config.quantization)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
     target = torch.device(device)
     native = native and has_native_norm(dtype, target)
-    with _Reader(folder, entries, dtype, target, packed, native) as reader:
+    with _Reader(
+        folder, entries, dtype, target, packed, native, config.quantization, quantize
+    ) as reader:
         return _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
 
 
@@ -156,15 +178,17 @@ class _Checker:
 
     _native_norms = False
 
-    def __init__(self, folder: Path, entries: dict[str, TensorEntry]) -> None:
-        self._folder, self._entries = folder, entries
+    def __init__(
+        self, folder: Path, entries: dict[str, TensorEntry], quantization: Quantization | None
+    ) -> None:
+        self._folder, self._entries, self._quantization = folder, entries, quantization
         self._used: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
-        weight = self.matrix([name + ".weight" for name in names], sizes, fan_in)
+        weight = self.narrow(self.matrix([name + ".weight" for name in names], sizes, fan_in))
         biases, shapes = [name + ".bias" for name in names], [(size,) for size in sizes]
         # quantized products add their bias in fp32
         wide = isinstance(weight, QuantizedWeight)
@@ -174,6 +198,10 @@ class _Checker:
     def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
         """The matrices ``names`` one below the other, in their blocks if all are quantized."""
         return self.fused(names, [(size, fan_in) for size in sizes])
+
+    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+        """The weight of a layer, quantized if that was asked for."""
+        return weight
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout."""
@@ -192,14 +220,17 @@ class _Checker:
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
         """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
-        missing = [name for name in names if name not in self._entries]
+        stored = {name: self._find(name, shape) for name, shape in zip(names, shapes, strict=True)}
+        missing = [n for n in names if n not in self._entries and stored[n] is None]
         if missing:
             raise CorruptCheckpoint(
                 f"{self._folder} lacks {shortened(missing)}; {misfit(self._folder)}"
             )
         for name, shape in zip(names, shapes, strict=True):
-            self._check(self._entries[name], shape)
-        self._used.update(names)
+            codes = stored[name]
+            if codes is None:
+                self._check(self._entries[name], shape)
+            self._used.update([name] if codes is None else codes.names)
         return torch.empty((_rows(shapes), *shapes[0][1:]), device="meta")
 
     def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
@@ -207,8 +238,16 @@ class _Checker:
         self.fused([first, second], [shape, shape])
         return True
 
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredMatrix | None:
+        """The stored form of a quantized matrix."""
+        if len(shape) != 2:
+            return None
+        return find_stored(self._quantization, self._entries, name, (shape[0], shape[1]))
+
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
+        if self._quantization is not None:
+            ignored |= {n for n in self._entries if n.rpartition(".")[2] in UNUSED}
         unused = set(self._entries) - self._used - ignored
         unknown = sorted(self._entries[name].name for name in unused)
         if unknown:
@@ -221,8 +260,8 @@ class _Checker:
     def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
         if entry.dtype not in FLOATS and not isinstance(entry, BlockEntry):
             raise UnsupportedModel(
-                f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]}; quantised "
-                "checkpoints are not supported, use one in float32, float16 or bfloat16"
+                f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]} without scales; "
+                "use a checkpoint in float32, float16 or bfloat16, or one with its scales"
             )
         if entry.shape != shape:
             raise CorruptCheckpoint(
@@ -242,8 +281,11 @@ class _Reader(_Checker):
         device: torch.device,
         packed: bool,
         native: bool,
+        quantization: Quantization | None,
+        quantize: Codes | None,
     ) -> None:
-        super().__init__(folder, entries)
+        super().__init__(folder, entries, quantization)
+        self._quantize = quantize
         self._dtype, self._device, self._packed = dtype, device, packed
         self._native_norms = native
         # without C kernels a product would dequantize its blocks at every call
@@ -256,19 +298,37 @@ class _Reader(_Checker):
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
+    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+        if self._quantize is None or not isinstance(weight, Tensor):
+            return weight
+        if weight.shape[1] % TILE or weight.shape[0] % TILE_FEATURES:
+            return weight
+        narrowed = quantize_matrix(weight, self._quantize)
+        return QuantizedWeight([narrowed.laid_out()], self._dtype)
+
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout; packing copies."""
         is_plain = isinstance(projection.weight, Tensor)
         return pack(projection) if self._packed and is_plain else projection
 
     def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
-        entries = [self._entries[name] for name in names]
+        entries = [self._entries.get(name) for name in names]
         blocks = [
             block_matrix(e, self._dtype) if isinstance(e, BlockEntry) else None for e in entries
         ]
         if self._keeps_blocks and None not in blocks:
             return QuantizedWeight.create([b for b in blocks if b is not None], self._dtype)
+        stored = [self._find(n, (size, fan_in)) for n, size in zip(names, sizes, strict=True)]
+        if self._device.type == "cuda" and None not in stored:
+            matrices = [self._decode(s) for s in stored if s is not None]
+            first = matrices[0]
+            if all(fits(m) and m.same_form(first) for m in matrices):
+                return QuantizedWeight([stack(matrices).laid_out()], self._dtype)
         return super().matrix(names, sizes, fan_in)
+
+    def _decode(self, stored: StoredMatrix) -> ScaledMatrix:
+        assert self._quantization is not None, "only a quantized checkpoint has codes"
+        return decode(stored, self._quantization, self._read).to(self._device)
 
     def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
         """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
@@ -276,6 +336,10 @@ class _Reader(_Checker):
         dtype = torch.float32 if wide else self._dtype
         whole = torch.empty(size, dtype=dtype, device=self._device)
         for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
+            stored = self._find(name, tuple(part.shape))
+            if stored is not None:
+                part.copy_(dequantize(self._decode(stored), torch.float32))
+                continue
             entry = self._entries[name]
             if isinstance(entry, BlockEntry):
                 copy_values(entry, part)

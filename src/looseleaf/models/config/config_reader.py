@@ -4,7 +4,6 @@ A setting that changes logits and is not implemented raises an error that names 
 """
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 from looseleaf.config import ModelConfig
@@ -19,6 +18,7 @@ from looseleaf.models.checkpoint.checkpoint import list_tensors, refuse_other_fo
 from looseleaf.models.checkpoint.fields import Json, shown, switch
 from looseleaf.models.checkpoint.files import read_json
 from looseleaf.models.config.families import FAMILIES
+from looseleaf.models.config.quantization import read_quantization
 from looseleaf.models.config.rope_reader import require_frequencies
 
 _STORED = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -52,7 +52,7 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
         )
     try:
         _refuse_variants(raw)
-        config = build(raw)
+        config = dataclasses.replace(build(raw), quantization=read_quantization(raw))
         for rope in config.ropes:
             require_frequencies(rope)
         return config
@@ -65,14 +65,7 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
 
 
 def _refuse_variants(raw: Json) -> None:
-    """Raise UnsupportedModel for quantised tensors and bidirectional attention."""
-    quantised = raw.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else ""
-        raise UnsupportedModel(
-            f"quantization_config asks for the method {shown(method)}; quantised checkpoints are "
-            "not supported, use the one in float32, float16 or bfloat16 that it was made from"
-        )
+    """Raise UnsupportedModel for bidirectional attention."""
     if not switch(raw, "is_causal", True):
         raise UnsupportedModel(
             "is_causal is false: this model reads in both directions, to embed texts, and "

@@ -136,6 +136,18 @@ class TokenLogprobs(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+class PromptLogprob(Strict):
+    """A token at a position of the prompt; its key is its id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""One entry per prompt token, null without a score: the first, and those inside documents."""
+
+
 class ChatLogprobs(Strict):
     """One entry per output token."""
 
@@ -189,16 +201,17 @@ class ChatCompletion(Strict):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs | None = Field(None, description="With `prompt_logprobs`.")
     usage: Usage
     looseleaf: LooseleafReport
 
 
 class CompletionLogprobs(Strict):
-    """Columns of equal length, with one entry per output token."""
+    """Columns of equal length, with one entry per output token; with `echo` prompt tokens first."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -208,6 +221,7 @@ class CompletionChoice(Strict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs | None = Field(None, description="With `prompt_logprobs`.")
     finish_reason: Literal["stop", "length"]
     token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")
     prompt_token_ids: list[int] | None = Field(None, description="With `return_token_ids`.")

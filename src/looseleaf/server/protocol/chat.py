@@ -68,6 +68,7 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
+    echo: Literal[False] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(
@@ -85,8 +86,12 @@ class ChatRequest(GenerationRequest):
     include_reasoning: bool | None = Field(
         None, description="`false` leaves the reasoning out of the answer."
     )
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
+    add_generation_prompt: bool | None = Field(
+        None, description="`false` ends the prompt after the last message."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="`true` continues the last message, which is the assistant's."
+    )
     add_special_tokens: Literal[False] | None = None
     chat_template: None = None
     functions: Unsupported = None
@@ -106,6 +111,10 @@ class ChatRequest(GenerationRequest):
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other: drop one"
+            )
         self._check_tool_choice()
         return self
 

@@ -36,6 +36,9 @@ class StreamOptions(Lenient):
     """Contents of a stream besides its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With `include_usage`: every chunk has the usage so far."
+    )
     include_obfuscation: Literal[False] | None = None
 
 
@@ -109,9 +112,7 @@ class NeutralFields(Lenient):
     best_of: Literal[1] | None = None
     length_penalty: Literal[1] | Annotated[float, Field(ge=1, le=1)] | None = None
     early_stopping: Literal[False] | None = None
-    echo: Literal[False] | None = None
     detokenize: Literal[True] | None = None
-    prompt_logprobs: None = None
     truncate_prompt_tokens: None = None
     spaces_between_special_tokens: bool | None = Field(None, description="No effect.")
 
@@ -151,6 +152,13 @@ class GenerationRequest(NeutralFields):
     skip_special_tokens: bool | None = Field(
         None, description="`false` leaves special tokens in the text."
     )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Likeliest tokens to report for each prompt token, besides the token itself. "
+        "Tokens inside documents have null. Not with `stream`.",
+    )
     return_token_ids: bool | None = Field(
         None, description="Add `token_ids` and `prompt_token_ids` to every choice."
     )
@@ -186,6 +194,8 @@ class GenerationRequest(NeutralFields):
     def _stream_agrees(self) -> "GenerationRequest":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs are part of a whole answer: leave stream out")
         guides = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         formats = (self.structured_outputs, *guides)
         if sum(value is not None for value in formats) + (self.response_format is not None) > 1:

@@ -24,6 +24,9 @@ class CompletionRequest(GenerationRequest):
     )
     logprobs: int | None = Field(None, ge=0, le=20)
     suffix: Literal[""] | None = None
+    echo: bool | None = Field(
+        None, description="Begin the text, and its `logprobs`, with the prompt."
+    )
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -78,7 +78,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
         **template_variables(body, tokenizer),
     )
     make_reader = reader_factory(body, tokenizer, prompt.parts[-1].tokens, service.config)
-    form = ChatForm(tokenizer, body.top_logprobs or 0, make_reader)
+    form = ChatForm(tokenizer, body.top_logprobs or 0, make_reader, num_scores=body.prompt_logprobs)
     generation = _generation(request, body, [prompt], params, due)
     return await _answer(request, body, generation, form)
 
@@ -107,7 +107,9 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
         await service.prepare(caller, due, maker.completion, prompt, documents)
         for prompt in body.prompts
     ]
-    form = CompletionForm(tokenizer, body.logprobs or 0)
+    form = CompletionForm(
+        tokenizer, body.logprobs or 0, echoes=bool(body.echo), num_scores=body.prompt_logprobs
+    )
     # the default limit never refuses a long prompt
     shortens = body.max_tokens is None
     generation = _generation(request, body, prompts, params, due, shortens=shortens)
@@ -166,8 +168,9 @@ async def _answer(
 ) -> Response:
     options = body.stream_options
     usage = bool(body.stream and options is not None and options.include_usage)
-    is_empty = body.max_tokens == 0
-    answer = Answer(generation, form, body.model, usage, bool(body.return_token_ids), is_empty)
+    along = usage and bool(options and options.continuous_usage_stats)
+    with_ids = bool(body.return_token_ids)
+    answer = Answer(generation, form, body.model, usage, with_ids, along)
     try:
         if not body.stream:
             return JSONResponse(await until_gone(request.receive, answer.whole()))

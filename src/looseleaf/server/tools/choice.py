@@ -16,7 +16,7 @@ from looseleaf.server.tools.reasoning import choose_splitter, thought_tags
 from looseleaf.server.tools.registry import PARSERS, choose_parser
 
 _TAIL_TOKENS = 16
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continues"})
 
 
 def offered(body: ChatRequest) -> list[FunctionDefinition]:
@@ -47,6 +47,10 @@ def template_variables(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any
 
     Raises ApiError for tools that the template does not show, and for a reserved name."""
     variables: dict[str, Any] = {}
+    if body.continue_final_message:
+        variables["continues"] = True
+    elif body.add_generation_prompt is False:
+        variables["add_generation_prompt"] = False
     if body.reasoning_effort == "none":
         variables["enable_thinking"] = False
     elif body.reasoning_effort is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from looseleaf.errors import InvalidOption
+from looseleaf_lab.cli.evals.distance import MEASURES, PARTS, measure_files, take_measures
 from looseleaf_lab.cli.evals.shared import Evaluation, evaluation_options, held_out
 
 _CARD_TASKS = ("lookup", "bridge", "chain", "unanswerable")
@@ -104,13 +105,40 @@ def ruler(
 @click.option("--page-words", default=400, show_default=True, help="words per document of a text")
 @click.option("--join", default=1, show_default=True, help="questions answered in one output")
 @click.option("--questions", default=200, show_default=True, help="entries of each file, at most")
+@click.option(
+    "--measure",
+    callback=take_measures,
+    help=f"distances from full prefill, with commas: {', '.join(MEASURES)}",
+)
+@click.option(
+    "--part",
+    type=click.Choice(PARTS),
+    default="all",
+    show_default=True,
+    help="with --measure: develop has entries 0, 2, ..., decide 1, 3, ...",
+)
+@click.option(
+    "--ceiling",
+    "ceilings",
+    multiple=True,
+    type=click.FloatRange(0, 1),
+    help="with --measure: shares of tokens chosen with full knowledge",
+)
 @evaluation_options
 def from_file(
-    paths: tuple[Path, ...], metrics: tuple[str, ...], join: int, questions: int, **options: Any
+    paths: tuple[Path, ...],
+    metrics: tuple[str, ...],
+    join: int,
+    questions: int,
+    measure: tuple[str, ...],
+    part: str,
+    **options: Any,
 ) -> None:
     """Questions or summaries from JSON files in the formats of CacheBlend and LongBench.
 
-    With --join N, N entries form one prompt with one long output, as in LongGenBench."""
+    With --join N, N entries form one prompt with one long output, as in LongGenBench. With
+    --measure, arms are compared with full prefill of the same --model: none, full, prefix, reuse,
+    alone, and every --fuse."""
     from looseleaf_lab.evals.files import FileOptions, read_tasks
     from looseleaf_lab.evals.joined import Joined
 
@@ -124,6 +152,10 @@ def from_file(
         replace(task, entries=task.entries[: max(0, questions)])
         for task in read_tasks(paths, file_options)
     ]
+    if measure:
+        measure_files(files, measure, part, file_options.max_tokens, options)
+        return
+    options.pop("ceilings")
     evaluation = Evaluation.take(options)
     for task in files:
         joined_count = min(join, len(task.entries))

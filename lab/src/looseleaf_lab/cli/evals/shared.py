@@ -137,7 +137,7 @@ class Evaluation:
                 scored: dict[str, Any] = {}
                 for arm in arms:
                     label = f"{model}: {task.name}, {task.setting}, {arm.name}"
-                    with _progress(label, len(seeds)) as on_answer:
+                    with evaluation_progress(label, len(seeds)) as on_answer:
                         scored[arm.name] = runner.run(task, arm, seeds, on_answer)
                     against = _baseline(arm.name, scored)
                     rows = summarize(model, task, arm, seeds, scored[arm.name], against)
@@ -259,7 +259,7 @@ class Evaluation:
         with WorkerPool(self.choices["processes"], partial(self.make_arms, folder)) as pool:
             for task in tasks:
                 label = f"{model}: {task.name}, {task.setting}, {len(arms)} arms"
-                with _progress(label, len(seeds) * len(arms)) as on_answer:
+                with evaluation_progress(label, len(seeds) * len(arms)) as on_answer:
                     runner.run_ahead(task, arms, seeds, pool, on_answer)
 
     @property
@@ -284,7 +284,7 @@ class Evaluation:
 
 
 @contextmanager
-def _progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def evaluation_progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar; yields a function that sets the number of finished items."""
     from rich.console import Console
     from rich.progress import (

@@ -19,7 +19,7 @@ _THREADS = tl.constexpr(128)
 
 
 @triton.jit
-def _prefetch(address, BYTES: tl.constexpr):
+def prefetch(address, BYTES: tl.constexpr):
     """Prefetches ``BYTES`` at each address to L2, without a wait."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
@@ -48,7 +48,7 @@ def _split_linear_kernel(
         thread = tl.arange(0, _THREADS)
         row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
         p_piece = weight + row * inner + part * length + thread % PIECES * (AHEAD // PIECES)
-        _prefetch(p_piece.to(tl.int64), AHEAD // PIECES * weight.dtype.element_ty.itemsize)
+        prefetch(p_piece.to(tl.int64), AHEAD // PIECES * weight.dtype.element_ty.itemsize)
     await_previous(CHAINED)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, length, BLOCK_K):
