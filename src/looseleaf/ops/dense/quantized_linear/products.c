@@ -52,13 +52,23 @@ static void finish_row(const Matrix *matrix, const Call *call, int64_t row, int6
     const float *bias = call->added->bias ? call->added->bias + first : NULL;
     const row_t *residual = call->added->residual;
     if (residual) residual += row * call->added->residual_row + first;
+    row_t *out = call->out + row * call->out_row + first, rounded[GROUP];
+    /* loops of a constant length become vectors */
     float values[GROUP];
-    for (int lane = 0; lane < GROUP; lane++) values[lane] = up ? silu(product[lane]) * up[lane] : product[lane];
+    if (up) for (int lane = 0; lane < GROUP; lane++) values[lane] = silu(product[lane]) * up[lane];
+    else memcpy(values, product, sizeof values);
+    if (lanes == GROUP) {
+        if (bias) for (int lane = 0; lane < GROUP; lane++) values[lane] += bias[lane];
+        if (residual) for (int lane = 0; lane < GROUP; lane++) values[lane] += load_row(residual[lane]);
+        for (int lane = 0; lane < GROUP; lane++) rounded[lane] = round_row(values[lane]);
+        memcpy(out, rounded, sizeof rounded);
+        return;
+    }
     for (int64_t lane = 0; lane < lanes; lane++) {
         float value = values[lane];
         if (bias) value += bias[lane];
         if (residual) value += load_row(residual[lane]);
-        call->out[row * call->out_row + first + lane] = round_row(value);
+        out[lane] = round_row(value);
     }
 }
 
