@@ -69,7 +69,8 @@ def test_a_header_comes_before_the_first_measurement(
     if name == "hosted":  # which refuses a machine without CUDA
         monkeypatch.setattr(module.HostedBench, "__post_init__", lambda bench: None)
     with pytest.raises(_Measured):
-        run("bench", name, *(("--self", "tiny") if name == "http" else ()))
+        needed = {"http": ("--self", "tiny"), "llamacpp": (__file__,)}
+        run("bench", name, *needed.get(name, ()))
     title, sizes, device, threads = seen[0].splitlines()[:4]
     assert title.startswith(f"bench {name}: ")
     assert sizes.startswith("  sizes: ") and any(map(str.isdigit, sizes))

@@ -16,6 +16,7 @@ from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
 from looseleaf_lab.cli.bench.http import http
 from looseleaf_lab.cli.bench.index import index
+from looseleaf_lab.cli.bench.llamacpp import llamacpp
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 from looseleaf_lab.cli.bench.select import select
 from looseleaf_lab.cli.bench.tiers import tiers
@@ -248,7 +249,9 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     show_table(rows, f"attention: heads of {head_dim}", columns)
 
 
-for _command in (fleet, fuse, hits, hosted, http, index, lazy, rate, relay, select, tiers):
+for _command in (
+    fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select, tiers,
+):  # fmt: skip
     bench.add_command(_command)
 
 for _command in bench.commands.values():

@@ -1,0 +1,18 @@
+"""The work of one process of ``bench llamacpp``: a file, a number of threads, and parts."""
+
+from dataclasses import dataclass
+
+PARTS = ("decode", "batch", "prefill", "documents", "start")
+
+
+@dataclass(frozen=True)
+class FileCase:
+    """A file, the name of its form, the number of threads, and what is measured."""
+
+    model: str
+    path: str
+    form: str
+    threads: int
+    repetitions: int = 5
+    steps: int = 24
+    parts: tuple[str, ...] = PARTS
