@@ -137,6 +137,20 @@ def test_half_precision_adds_one_rounding(dtype: torch.dtype) -> None:
     assert torch.equal(product(packed(matrix, dtype), x), wide.to(dtype))
 
 
+def test_bfloat16_rows_by_bfloat16_values_round_the_sum_only() -> None:
+    """Products of two numbers of 8 bits are exact in fp32; each sum rounds."""
+    matrix = random_blocks("BF16", GROUP + 5, 96, seed=11)
+    x = torch.randn(14, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+    values = matrix.dequantize().double()
+    exact, most = x.double() @ values.T, x.double().abs() @ values.abs().T
+    budget = 96 * 2.0**-24 * most + exact.abs() * 2.0**-8
+    for instructions in supported_instructions():
+        packed = PackedMatrix(matrix.blocks, matrix.layout, x.dtype, instructions)
+        whole = product(packed, x)
+        assert ((whole.double() - exact).abs() <= budget).all(), instructions
+        assert torch.equal(product(packed, x[12:13]), whole[12:13])
+
+
 @EVERY_FORMAT
 def test_a_row_is_the_same_in_every_batch_and_number_of_threads(name: str) -> None:
     matrix = packed(random_blocks(name, 300, 512, seed=5))

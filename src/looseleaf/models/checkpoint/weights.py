@@ -19,7 +19,7 @@ from torch import Tensor
 from looseleaf.config import ModelConfig, Quantization
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
-from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values
+from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
 from looseleaf.models.checkpoint.scaled_tensors import (
@@ -32,6 +32,8 @@ from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonic
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.quantized_linear import BlockMatrix
+from looseleaf.ops.dense.quantized_linear.formats import CHUNK
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import (
     TILE,
@@ -312,11 +314,8 @@ class _Reader(_Checker):
         return pack(projection) if self._packed and is_plain else projection
 
     def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
-        entries = [self._entries.get(name) for name in names]
-        blocks = [
-            block_matrix(e, self._dtype) if isinstance(e, BlockEntry) else None for e in entries
-        ]
-        if self._keeps_blocks and None not in blocks:
+        blocks = [self._blocks(name) for name in names] if self._keeps_blocks else [None]
+        if None not in blocks:
             return QuantizedWeight.create([b for b in blocks if b is not None], self._dtype)
         stored = [self._find(n, (size, fan_in)) for n, size in zip(names, sizes, strict=True)]
         if self._device.type == "cuda" and None not in stored:
@@ -325,6 +324,17 @@ class _Reader(_Checker):
             if all(fits(m) and m.same_form(first) for m in matrices):
                 return QuantizedWeight([stack(matrices).laid_out()], self._dtype)
         return super().matrix(names, sizes, fan_in)
+
+    def _blocks(self, name: str) -> BlockMatrix | None:
+        """The matrix in the bits of its file, None where it is converted."""
+        entry = self._entries.get(name)
+        if isinstance(entry, BlockEntry):
+            return block_matrix(entry, self._dtype)
+        if entry is None or entry.dtype != "BF16" or entry.shape[-1] % CHUNK:
+            return None
+        if not keeps_values("BF16", self._dtype):
+            return None
+        return BlockMatrix("BF16", self._read(name).contiguous().view(torch.uint8))
 
     def _decode(self, stored: StoredMatrix) -> ScaledMatrix:
         assert self._quantization is not None, "only a quantized checkpoint has codes"

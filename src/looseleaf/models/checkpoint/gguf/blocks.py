@@ -13,7 +13,7 @@ from torch import Tensor
 
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
-from looseleaf.ops.dense.quantized_linear import FORMATS, BlockMatrix
+from looseleaf.ops.dense.quantized_linear import FORMATS, BlockMatrix, beats_packed_bfloat16
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # values per slab, so the copy in fp32 stays small
@@ -35,12 +35,19 @@ def copy_values(entry: BlockEntry, target: Tensor, first: int = 0) -> None:
     target.copy_(pairs.reshape(whole.shape)[first : first + len(target)])
 
 
+def keeps_values(name: str, dtype: torch.dtype) -> bool:
+    """Whether values of the 16-bit format ``name`` keep their bits under ``dtype``."""
+    if name == "BF16" and dtype is torch.bfloat16:
+        return beats_packed_bfloat16()
+    return name in ("BF16", "F16") and dtype is torch.float32
+
+
 def block_matrix(entry: BlockEntry, dtype: torch.dtype) -> BlockMatrix | None:
     """The matrix of ``entry`` in its blocks, mapped from the file, for activations in ``dtype``.
 
-    None for a format without blocks, and for 16-bit values if ``dtype`` has 16 bits, too. Rows of
+    None for a format without blocks, and for 16-bit values if `keeps_values` says no. Rows of
     interleaved heads are copied in the order of Transformers."""
-    is_plain = entry.dtype in _DTYPES and dtype is not torch.float32
+    is_plain = entry.dtype in _DTYPES and not keeps_values(entry.dtype, dtype)
     if entry.dtype not in FORMATS or len(entry.shape) != 2 or entry.added or is_plain:
         return None
     content = np.memmap(entry.path, np.uint8, "c", entry.start, (entry.end - entry.start,))

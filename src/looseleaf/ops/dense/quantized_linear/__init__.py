@@ -11,14 +11,21 @@ from torch import Tensor
 
 from looseleaf.errors import CorruptCheckpoint
 from looseleaf.ops.dense.quantized_linear.formats import FORMATS, BlockFormat, block_format
-from looseleaf.ops.dense.quantized_linear.native import PackedMatrix
+from looseleaf.ops.dense.quantized_linear.native import PackedMatrix, beats_packed_bfloat16
 from looseleaf.ops.dense.quantized_linear.reference import (
     dequantize_reference,
     quantized_linear_reference,
 )
 from looseleaf.ops.dispatch import Implementation, choose
 
-__all__ = ["FORMATS", "BlockFormat", "BlockMatrix", "PackedMatrix", "quantized_linear"]
+__all__ = [
+    "FORMATS",
+    "BlockFormat",
+    "BlockMatrix",
+    "PackedMatrix",
+    "beats_packed_bfloat16",
+    "quantized_linear",
+]
 
 
 class BlockMatrix:

@@ -102,7 +102,7 @@ INLINE ints four_codes(const int8_t *p) {
 /* Per lane: total plus the products of four codes of the matrix and of the activations. AVX2 sums pairs of products
    in 16 bits, which hold STEP words; its 8-bit codes have signs, for which `right` takes the sign of `word`. */
 INLINE ints add_word(ints total, bytes word, ints right) {
-#if INSTRUCTIONS == 3 && defined(__AVX512VNNI__)
+#if INSTRUCTIONS >= 3 && defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)word, (__m512i)right);
 #elif INSTRUCTIONS == 2 && defined(__AVXVNNI__)
     return (ints)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)word, (__m256i)right);

@@ -1,12 +1,21 @@
-/* Products with 16-bit floats: activations and sums in fp32, no rounding of either.
+/* Products with 16-bit floats: sums in fp32, activations not rounded.
 
    A group of 32 rows is a sequence of words: word n of a lane holds values 2n and 2n + 1 of a row. A row's operations
-   have one order, as in `codes.c`. FORMAT 30 is bfloat16, 1 float16. `matrix.h` precedes this text. */
+   have one order, as in `codes.c`. FORMAT 30 is bfloat16, 1 float16. Two bfloat16 values by two activations in
+   bfloat16 are one instruction where the processor has it. `matrix.h` precedes this text. */
 
 enum { CODE_BYTES = CHUNK * GROUP * 2 };
 
+#if INSTRUCTIONS == 4 && FORMAT == 30 && ROW_TYPE == 1 && defined(__AVX512BF16__)
+#define IN_PAIRS 1
+typedef row_t value_t;
+#else
+#define IN_PAIRS 0
+typedef float value_t;
+#endif
+
 typedef struct {
-    float *values;
+    value_t *values;
 } Activations;
 
 static inline int64_t group_bytes(int64_t num_blocks) { return num_blocks * CODE_BYTES; }
@@ -25,14 +34,18 @@ void looseleaf_pack(const uint8_t *blocks, int64_t rows, int64_t row_bytes, int6
 }
 
 static inline int64_t activation_bytes(int64_t count, int64_t chunks) {
-    return count * chunks * CHUNK * sizeof(float);
+    return count * chunks * CHUNK * sizeof(value_t);
 }
 
 static Activations activations_in(void *memory, int64_t count, int64_t chunks) { return (Activations){memory}; }
 
 static void prepare_row(const row_t *x, int64_t row, int64_t chunks, Activations out) {
-    float *values = out.values + row * chunks * CHUNK;
+    value_t *values = out.values + row * chunks * CHUNK;
+#if IN_PAIRS
+    memcpy(values, x, chunks * CHUNK * sizeof *x);
+#else
     for (int64_t n = 0; n < chunks * CHUNK; n++) values[n] = load_row(x[n]);
+#endif
 }
 
 INLINE float16_lanes narrow_words(words x) {
@@ -56,27 +69,49 @@ INLINE void widen_word(bytes word, vec *first, vec *second) {
 #endif
 }
 
+#if IN_PAIRS
+/* totals += the products of words at `data` and the pairs of each row at `values`. */
+INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t columns, const int count,
+                          vec totals[][COLUMNS]) {
+    bytes word[COLUMNS];
+    for (int column = 0; column < COLUMNS; column++) word[column] = load_bytes(data + 4 * LANES * column);
+    for (int row = 0; row < count; row++) {
+        uint32_t pair;
+        memcpy(&pair, values + row * columns, sizeof pair);
+        words pairs = pair - (words){0};
+        for (int column = 0; column < COLUMNS; column++)
+            totals[row][column] = (vec)_mm512_dpbf16_ps((__m512)totals[row][column], (__m512bh)word[column],
+                                                        (__m512bh)pairs);
+    }
+}
+#else
+INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t columns, const int count,
+                          vec totals[][COLUMNS]) {
+    vec pair[2][COLUMNS];
+    for (int column = 0; column < COLUMNS; column++)
+        widen_word(load_bytes(data + 4 * LANES * column), &pair[0][column], &pair[1][column]);
+    for (int odd = 0; odd < 2; odd++) {
+        for (int row = 0; row < count; row++) {
+            vec value = broadcast(values[row * columns + odd]);
+            for (int column = 0; column < COLUMNS; column++)
+                totals[row][column] = fused_vec(pair[odd][column], value, totals[row][column]);
+        }
+    }
+}
+#endif
+
 /* out[row][lane] = the product of `count` rows from the row `first` and a group of the matrix. */
 INLINE void multiply_tile(const Matrix *matrix, int64_t group, Activations rows, int64_t first, const int count,
                           float out[][GROUP]) {
     int64_t columns = matrix->num_blocks * CHUNK;
     const uint8_t *start = matrix->packed + group * group_bytes(matrix->num_blocks);
-    const float *values = rows.values + first * columns;
+    const value_t *values = rows.values + first * columns;
     for (int lane = 0; lane < GROUP; lane += COLUMNS * LANES) {
         vec totals[TILE][COLUMNS] = {0};
         for (int64_t n = 0; n < columns; n += 2) {
             const uint8_t *data = start + n / 2 * LINE + 4 * lane;
             for (int byte = 0; byte < 4 * COLUMNS * LANES; byte += 64) __builtin_prefetch(data + byte + AHEAD);
-            vec pair[2][COLUMNS];
-            for (int column = 0; column < COLUMNS; column++)
-                widen_word(load_bytes(data + 4 * LANES * column), &pair[0][column], &pair[1][column]);
-            for (int odd = 0; odd < 2; odd++) {
-                for (int row = 0; row < count; row++) {
-                    vec value = broadcast(values[row * columns + n + odd]);
-                    for (int column = 0; column < COLUMNS; column++)
-                        totals[row][column] = fused_vec(pair[odd][column], value, totals[row][column]);
-                }
-            }
+            multiply_word(data, values + n, columns, count, totals);
         }
         for (int row = 0; row < count; row++) memcpy(out[row] + lane, totals[row], sizeof *totals);
     }

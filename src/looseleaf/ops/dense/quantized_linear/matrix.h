@@ -2,7 +2,7 @@
 
    The build defines the format: FORMAT (GGUF's number), BITS of a code, ZERO (the code of 0), SUPER (chunks of
    32 values in a block), SUB (values per scale), HAS_MIN and BLOCK_BYTES. formats.py has the numbers.
-   INSTRUCTIONS: 0 plain C, 1 AVX2, 2 AVX-VNNI, 3 AVX-512 VNNI. */
+   INSTRUCTIONS: 0 plain C, 1 AVX2, 2 AVX-VNNI, 3 AVX-512 VNNI, 4 also AVX-512 BF16. */
 
 #include <stdlib.h>
 
@@ -11,9 +11,9 @@ enum { GROUP = 32, CHUNK = 32, LINE = 4 * GROUP, BLOCK = CHUNK * SUPER };
 enum { COLUMNS = 2 };
 /* rows of a tile: as many sums as the processor has registers for */
 #if BITS == 16
-#define TILE (INSTRUCTIONS == 3 ? 12 : 6)
+#define TILE (INSTRUCTIONS >= 3 ? 12 : 6)
 #else
-#define TILE (INSTRUCTIONS == 3 ? 8 : 4)
+#define TILE (INSTRUCTIONS >= 3 ? 8 : 4)
 #endif
 /* distance of prefetches in bytes: prefetchers of processors stop at pages */
 enum { AHEAD = 8192 };

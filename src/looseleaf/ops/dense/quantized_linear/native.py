@@ -23,9 +23,10 @@ _LINE = 64
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # sums have one order in every copy of a loop
 _FLAGS = ("-ffp-contract=off",)
-INSTRUCTIONS = {"plain": 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3}
+INSTRUCTIONS = {"plain": 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "avx512-bf16": 4}
 """Instruction sets of the kernels; plain C runs everywhere."""
 _FEATURES = {
+    "avx512-bf16": {"avx512_bf16", "avx512_vnni", "avx512bw"},
     "avx512-vnni": {"avx512_vnni", "avx512bw"},
     "avx-vnni": {"avx_vnni", "avx2", "fma"},
     "avx2": {"avx2", "fma", "f16c"},
@@ -37,6 +38,15 @@ def supported_instructions() -> tuple[str, ...]:
     """The instruction sets of this processor, fastest first."""
     features = set(processor_features().split())
     return (*(name for name, needs in _FEATURES.items() if needs <= features), "plain")
+
+
+@cache
+def beats_packed_bfloat16() -> bool:
+    """Whether these products by a BF16 matrix are at least as fast as PyTorch's packed ones.
+
+    PyTorch uses AMX tiles, and processors without AVX2 have no vectors for ours."""
+    has_tiles = bool({"amx_bf16", "amx_tile"} & set(processor_features().split()))
+    return "avx2" in supported_instructions() and not has_tiles
 
 
 class _Matrix(ctypes.Structure):
@@ -72,7 +82,9 @@ def load_products(layout: BlockFormat, dtype: torch.dtype, instructions: str) ->
         "BLOCK_BYTES": layout.block_bytes,
         "ROW_TYPE": _DTYPES[dtype],
         "INSTRUCTIONS": INSTRUCTIONS[instructions],
-        "LANES": {"avx512-vnni": 16, "avx-vnni": 8, "avx2": 8}.get(instructions, 4),
+        "LANES": {"avx512-bf16": 16, "avx512-vnni": 16, "avx-vnni": 8, "avx2": 8}.get(
+            instructions, 4
+        ),
     }
     folder = "dense/quantized_linear"
     kernels = ("halves.c",) if layout.bits == 16 else ("pack.c", "codes.c")
