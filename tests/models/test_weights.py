@@ -17,6 +17,7 @@ from looseleaf.models import load_weights, model_fingerprint, read_config
 from looseleaf.models.checkpoint.weights import _Reader
 from looseleaf.models.layers import DecoderWeights, Norm
 from looseleaf.models.linear import add_project, project, unpack
+from looseleaf.models.quantized import QuantizedWeight
 from tests.checkpoints import make_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -71,6 +72,20 @@ def test_matrices_are_packed_on_this_machine(folder: Path) -> None:
     assert weights.lm_head.weight.is_mkldnn
     assert all(layer.qkv.weight.is_mkldnn for layer in weights.layers)
     assert not weights.embedding.is_mkldnn
+
+
+def test_bfloat16_matrices_keep_their_bits_under_fp32(folder: Path) -> None:
+    """In half the memory, with the products of their values."""
+    rewrite(folder, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
+    plain = load(folder).layers[0]
+    kept = load_weights(folder, read_config(folder), torch.float32).layers[0]
+    assert isinstance(kept.qkv.weight, QuantizedWeight)
+    assert kept.qkv.weight.nbytes == 2 * kept.qkv.weight.numel()
+    assert torch.equal(unpack(kept.qkv.weight), plain.qkv.weight)
+    hidden = torch.randn(5, 64)
+    torch.testing.assert_close(project(hidden, kept.qkv), project(hidden, plain.qkv))
+    without_c = load_weights(folder, read_config(folder), torch.float32, native=False)
+    assert isinstance(without_c.layers[0].qkv.weight, torch.Tensor)
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:

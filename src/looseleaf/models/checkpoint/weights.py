@@ -330,9 +330,9 @@ class _Reader(_Checker):
         entry = self._entries.get(name)
         if isinstance(entry, BlockEntry):
             return block_matrix(entry, self._dtype)
-        if entry is None or entry.dtype != "BF16" or entry.shape[-1] % CHUNK:
+        if entry is None or entry.dtype != "BF16" or not keeps_values("BF16", self._dtype):
             return None
-        if not keeps_values("BF16", self._dtype):
+        if entry.shape[-1] % CHUNK:
             return None
         return BlockMatrix("BF16", self._read(name).contiguous().view(torch.uint8))
 
