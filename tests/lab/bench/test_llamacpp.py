@@ -39,6 +39,10 @@ def test_kept_tokens_are_the_prompts_first(prompt: list[int], kept: int) -> None
     assert tokens == prompt[:kept]
 
 
+def test_several_chunks_move_one_after_the_other() -> None:
+    assert moved([*A, 7, *B, 8, *C], B + C) == B + C
+
+
 def test_short_chunks_do_not_move() -> None:
     assert plan_reuse(A + B[:3], B[:3], shortest=4) == (0, [])
     assert plan_reuse(A + B[:4], B[:4], shortest=4) == (0, [Shift(8, 12, 0)])

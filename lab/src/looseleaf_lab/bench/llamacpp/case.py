@@ -7,7 +7,7 @@ PARTS = ("decode", "batch", "prefill", "documents", "start")
 
 @dataclass(frozen=True)
 class FileCase:
-    """A file, the name of its form, the number of threads, and what is measured."""
+    """A file, the name of its form, a number of threads, and the measured parts."""
 
     model: str
     path: str

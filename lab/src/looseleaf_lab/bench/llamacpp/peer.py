@@ -146,11 +146,10 @@ def _shifts(
             start += 1
 
 
-def _equal(left: Sequence[int], right: Sequence[int], start: int, other: int) -> int:
-    """Number of equal tokens from ``left[start]`` and ``right[other]`` on."""
-    length = 0
-    for a, b in zip(left[start:], right[other:], strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+def _equal(cached: Sequence[int], prompt: Sequence[int], start: int, target: int) -> int:
+    """Number of equal tokens from ``cached[start]`` and ``prompt[target]`` on."""
+    longest = min(len(cached) - start, len(prompt) - target)
+    for length in range(longest):
+        if cached[start + length] != prompt[target + length]:
+            return length
+    return longest
