@@ -330,9 +330,8 @@ class _Reader(_Checker):
         entry = self._entries.get(name)
         if isinstance(entry, BlockEntry):
             return block_matrix(entry, self._dtype)
-        if entry is None or entry.dtype != "BF16" or not keeps_values("BF16", self._dtype):
-            return None
-        if entry.shape[-1] % CHUNK:
+        keeps = entry is not None and entry.dtype == "BF16" and not entry.shape[-1] % CHUNK
+        if not keeps or not keeps_values("BF16", self._dtype):
             return None
         return BlockMatrix("BF16", self._read(name).contiguous().view(torch.uint8))
 
