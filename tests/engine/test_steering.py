@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from looseleaf import LLM, SamplingParams
-from looseleaf.config import Fuse, Select
+from looseleaf.config import Fuse, IndexConfig, Select
 from looseleaf.prompt.cutting import Cutter
 from looseleaf.prompt.discover import DiscoverLimits, Discovery, num_discovered
-from looseleaf.prompt.request import PromptParts, Request, TextPart
-from tests.engine.harness import GREEDY, TOLERANCE, Folder, assert_idle, make_llm
+from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
+from tests.engine.harness import GREEDY, TOLERANCE, Folder, assert_idle, document, make_llm
 from tests.engine.tiered import forget_pool, load_always, tiered
 from tests.prompt.test_cutting import LINE_END, MARKER, SIZE, lines
 
@@ -40,11 +40,13 @@ def prompt(order: list[int], *more: int) -> PromptParts:
     return (TextPart((*LEAD, *tokens, *more, *QUESTION)),)
 
 
-def answer(llm: LLM, parts: PromptParts, salt: str, fuse: Fuse | None) -> tuple[Tensor, Any]:
+def answer(
+    llm: LLM, parts: PromptParts, salt: str, fuse: Fuse | None, select: Select | None = None
+) -> tuple[Tensor, Any]:
     """The logits of a request, and its output."""
     recorder: Any = llm.engine.runner
     name = f"request {len(recorder.logits)}"
-    progress = llm.engine.add(Request(name, parts, GREEDY, salt, fuse=fuse))
+    progress = llm.engine.add(Request(name, parts, GREEDY, salt, fuse=fuse, select=select))
     while llm.engine.has_work:
         llm.engine.step()
     assert_idle(llm)
@@ -52,7 +54,9 @@ def answer(llm: LLM, parts: PromptParts, salt: str, fuse: Fuse | None) -> tuple[
 
 
 ORDERS = st.lists(st.integers(0, len(FILES) - 1), min_size=1, max_size=4)
-ATTACKS = st.lists(st.tuples(ORDERS, st.sampled_from(["red", "blue"]), st.integers(10, 60)), max_size=3)
+ATTACKS = st.lists(
+    st.tuples(ORDERS, st.sampled_from(["red", "blue"]), st.integers(10, 60)), max_size=3
+)
 
 
 @settings(
@@ -127,16 +131,21 @@ def test_an_answer_is_read_only_after_its_whole_context(checkpoint: Folder) -> N
 def test_a_discovered_chat_beside_a_hosted_document_reads_its_own_pieces(
     checkpoint: Folder,
 ) -> None:
-    from tests.engine.harness import document
-
     found, select = discovery(), Select("retrieval", ratio=1.0)
-    llm = make_llm(checkpoint(), num_pages=256, max_model_len=1024)
-    llm.add_document("h", document(1, 200, context="alone"), hosted=True)
-    hosted = llm.engine.prompts.from_parts([[*LEAD], llm.get_document("h"), [*QUESTION]])
+    folder = checkpoint("llama", "dynamic")
     found.apply(prompt([0, 1]), len(LEAD), "")
-    parts = found.apply(prompt([1, 0]), len(LEAD), "")
-    assert num_discovered(parts) > 0
-    before, _ = answer(make_llm(checkpoint()), parts, "", None)
-    llm.engine.add(Request("hosted", hosted, GREEDY, select=select))
-    after, _ = answer(llm, parts, "", None)
-    torch.testing.assert_close(after, before, rtol=0, atol=TOLERANCE)
+    pieces = found.apply(prompt([1, 0]), len(LEAD), "")
+    assert num_discovered(pieces) > 0
+    book = document(1, 200, context="alone")
+
+    def logits(attacked: bool) -> Tensor:
+        llm = make_llm(folder, num_pages=256, max_model_len=1024)
+        llm.host(book, index=IndexConfig("graph", sink=4, local=12, degree=8, top=20))
+        parts = llm.engine.prompts.from_parts([book, [*QUESTION]])
+        (hosted,) = [part for part in parts if isinstance(part, DocumentPart)]
+        if attacked:
+            answer(llm, (pieces[0], hosted, *pieces[1:]), "", None, select)
+            answer(llm, found.apply(prompt([3, 0], 44), len(LEAD), ""), "", None)
+        return answer(llm, (*pieces[:-1], hosted, pieces[-1]), "", None, select)[0]
+
+    torch.testing.assert_close(logits(True), logits(False), rtol=0, atol=TOLERANCE)

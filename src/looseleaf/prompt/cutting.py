@@ -35,13 +35,14 @@ class Cutter:
 
     ``is_marker`` and ``ends_line`` have one flag per token id. One line end of about
     ``lines_per_cut`` is a cut, by a hash of the last ``window`` tokens. Pieces have ``min_tokens``
-    to ``max_tokens`` tokens; shorter messages are one piece each."""
+    to ``max_tokens`` tokens; shorter messages are one piece each. Without a cut up to there, the
+    line end with the smallest hash is one, else the last token."""
 
     is_marker: npt.NDArray[np.bool_]
     ends_line: npt.NDArray[np.bool_]
     min_tokens: int = 64
     max_tokens: int = 512
-    lines_per_cut: int = 16
+    lines_per_cut: int = 8
     window: int = 8
 
     @classmethod
@@ -57,12 +58,13 @@ class Cutter:
     def cut(self, tokens: tuple[int, ...]) -> list[Piece]:
         """All tokens except markers, in pieces. Time is linear in the tokens."""
         ids = np.asarray(tokens, dtype=np.int64)
-        borders = self._hashed_borders(ids)
         lines = np.flatnonzero(self.ends_line[ids]) + 1
+        hashes = self._hashes(ids)[lines - 1]
+        borders = lines[hashes % np.uint64(self.lines_per_cut) == 0]
         pieces, start = list[Piece](), 0
         for marker in [*np.flatnonzero(self.is_marker[ids]).tolist(), len(tokens)]:
             while start < marker:
-                stop = self._end(start, marker, borders, lines)
+                stop = self._end(start, marker, borders, lines, hashes)
                 pieces.append(Piece(start, stop))
                 start = stop
             start = marker + 1
@@ -75,20 +77,28 @@ class Cutter:
         return next((int(end) for end in ends if end >= least), len(ids))
 
     def _end(
-        self, start: int, marker: int, borders: npt.NDArray[np.int64], lines: npt.NDArray[np.int64]
+        self,
+        start: int,
+        marker: int,
+        borders: npt.NDArray[np.int64],
+        lines: npt.NDArray[np.int64],
+        hashes: npt.NDArray[np.uint64],
     ) -> int:
+        """The end of the piece at ``start`` of a message that ends at ``marker``.
+
+        ``lines`` are the line ends, as the index of the token after them, with their ``hashes``."""
         first = np.searchsorted(borders, start + self.min_tokens)
-        stop = int(borders[first]) if first < len(borders) else marker
-        if stop >= marker and marker - start <= self.max_tokens:
-            return marker
+        stop = min(int(borders[first]), marker) if first < len(borders) else marker
         if stop - start <= self.max_tokens:
             return stop
-        last = np.searchsorted(lines, start + self.max_tokens, side="right") - 1
-        line = int(lines[last]) if last >= 0 else 0
-        return line if line >= start + self.min_tokens else start + self.max_tokens
+        least = int(np.searchsorted(lines, start + self.min_tokens))
+        most = int(np.searchsorted(lines, start + self.max_tokens, side="right"))
+        if least == most:
+            return start + self.max_tokens
+        return int(lines[least + int(np.argmin(hashes[least:most]))])
 
-    def _hashed_borders(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Line ends whose hash makes them cuts, as the index of the token after them."""
+    def _hashes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """A hash of each token and those before it, up to ``window``."""
         values = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_FACTOR)
         values ^= values >> np.uint64(29)
         total = np.zeros(len(ids), np.uint64)
@@ -97,5 +107,4 @@ class Cutter:
             total[back:] += values[: len(ids) - back] * np.uint64(power)
             power = power * _FACTOR & _MASK
         total ^= total >> np.uint64(32)
-        chosen = (total % np.uint64(self.lines_per_cut) == 0) & self.ends_line[ids]
-        return np.flatnonzero(chosen) + 1
+        return total

@@ -10,6 +10,7 @@ import click
 
 from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption, install
+from looseleaf_lab.cli.bench.agents import agents
 from looseleaf_lab.cli.bench.claims import hits, lazy, rate, relay
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
@@ -20,8 +21,8 @@ from looseleaf_lab.cli.bench.select import select
 from looseleaf_lab.cli.bench.tiers import tiers
 from looseleaf_lab.errors import INSTALL
 
-# a seed of 0 is valid, and 0 batches skip the sustained load
-_ZERO_ALLOWED = ("--seed", "--batches")
+# a seed of 0 is valid, 0 batches skip the sustained load, and 0 skipped requests count all
+_ZERO_ALLOWED = ("--seed", "--batches", "--skipped")
 
 
 @click.group(cls=SuggestingGroup)
@@ -247,7 +248,7 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
     show_table(rows, f"attention: heads of {head_dim}", columns)
 
 
-for _command in (fuse, hits, hosted, http, index, lazy, rate, relay, select, tiers):
+for _command in (agents, fuse, hits, hosted, http, index, lazy, rate, relay, select, tiers):
     bench.add_command(_command)
 
 for _command in bench.commands.values():
