@@ -23,7 +23,7 @@ from looseleaf.config.select import (
     SelectPolicy,
     share_of,
 )
-from looseleaf.config.server import ServerConfig
+from looseleaf.config.server import Reuse, ServerConfig
 from looseleaf.config.tiers import TierConfig, TierPacking
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "ModelConfig",
     "Quantization",
     "Quantize",
+    "Reuse",
     "Revise",
     "RopeConfig",
     "RopeLaw",

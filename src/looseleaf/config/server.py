@@ -19,6 +19,10 @@ ToolForm = Literal[
 """Forms of tool calls, by the names of their parsers."""
 
 
+Reuse = Literal["exact", "documents", "discover"]
+"""What a request may reuse; each level permits all of the levels before it."""
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """The configuration of the HTTP server. Raises InvalidOption for values out of range."""
@@ -46,6 +50,11 @@ class ServerConfig:
     )
     tool_parser: ToolForm | None = option(
         None, "form of the model's tool calls; default: by the markers of its chat template"
+    )
+    reuse: Reuse = option(
+        "documents",
+        "most reuse of keys and values: exact (prefixes only), documents (also marked documents), "
+        "or discover (also texts that earlier prompts contained, found by their contents)",
     )
     unknown_fields: Literal["warn", "refuse"] = option(
         "warn", "ignore unknown fields of requests with a header that names them, or refuse them"

@@ -136,6 +136,21 @@ class PromptBuilder:
         opens = variables.get("add_generation_prompt", True) is True
         return (*prompt[:-1], TextPart(prompt[-1].tokens, opens_answer=opens))
 
+    def lead_length(
+        self,
+        messages: Sequence[Message],
+        prompt: PromptParts,
+        system_prompt: SystemPrompt | None = None,
+        **variables: Any,
+    ) -> int:
+        """The length of the lead of ``prompt``, which is that of documents in ``messages``."""
+        if not isinstance(prompt[0], TextPart):
+            return 0
+        if system_prompt is not None:
+            messages = _with_system_text(system_prompt.text, messages)
+        plain = [_plain_message(message, []) for message in messages]
+        return self._lead_length(plain, [*prompt[0].tokens], variables)
+
     def system_prompt(self, text: str) -> SystemPrompt:
         """The tokens of a conversation that begins with the service's ``text``.
 

@@ -134,13 +134,15 @@ class DocumentContent:
 class DocumentPart:
     """Tokens of a document, whose context is the first ``context_length`` tokens of the prompt.
 
-    ``tag`` is the document's name for the routers of a fleet, empty for none."""
+    ``tag`` is the document's name for the routers of a fleet, empty for none. ``discovered`` marks
+    a piece of text that no client marked (`looseleaf.prompt.discover`)."""
 
     tokens: tuple[int, ...]
     context_length: int
     name: str
     content: DocumentContent = field(default_factory=DocumentContent, repr=False, compare=False)
     tag: str = field(default="", repr=False, compare=False)
+    discovered: bool = field(default=False, compare=False)
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:

@@ -194,6 +194,12 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
+    @property
+    def reuse_header(self) -> str:
+        """The counts of reused tokens so far, as the value of a header."""
+        counts = report.reuse_counts(self.generation.latest, self.generation.prompts)
+        return report.reuse_header(counts)
+
     async def whole(self) -> Json:
         """The complete answer."""
         updates = self.generation.updates()
@@ -341,8 +347,7 @@ class Answer:
         return report.usage(self.generation.latest)
 
     def _reuse(self) -> Json:
-        labels = [prompt.labels for prompt in self.generation.prompts]
-        return report.reuse(self.generation.latest, labels)
+        return report.reuse(self.generation.latest, self.generation.prompts)
 
 
 def _finish_reason(reader: AnswerReader | None, reason: str | None) -> str | None:

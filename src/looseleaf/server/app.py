@@ -75,7 +75,7 @@ def _with_cors(gate: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "X-Looseleaf-Warning", "Retry-After"],
+        expose_headers=["X-Request-Id", "X-Looseleaf-Warning", "X-Looseleaf-Reuse", "Retry-After"],
     )
 
 

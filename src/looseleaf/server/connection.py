@@ -1,7 +1,7 @@
 """Cancels the work of a request when its client disconnects, with or without a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -49,9 +49,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, batches: AsyncGenerator[list[Event], None]) -> None:
+    def __init__(
+        self, batches: AsyncGenerator[list[Event], None], headers: Mapping[str, str] | None = None
+    ) -> None:
         self._batches = batches
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        fixed = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**fixed, **(headers or {})})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

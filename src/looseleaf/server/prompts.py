@@ -6,14 +6,22 @@ their position. Rendering depends on a document's title and text only, so reques
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from looseleaf.config import Reuse
 from looseleaf.errors import EmptyDocument
 from looseleaf.models.tokenizer.settings import DEFAULT_DOCUMENT_TEMPLATE
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder
-from looseleaf.prompt.request import Document, DocumentContext, PromptParts, SystemPrompt
+from looseleaf.prompt.discover import Discovery
+from looseleaf.prompt.request import (
+    Document,
+    DocumentContext,
+    DocumentPart,
+    PromptParts,
+    SystemPrompt,
+)
 from looseleaf.router.tags import text_tag
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatMessage, DocumentContent, TextContent
@@ -39,10 +47,13 @@ _Place = tuple[str, DocumentInput | DocumentContent]
 
 @dataclass(frozen=True)
 class Label:
-    """The caller's id and title of a document, for the report."""
+    """The caller's id and title of a document, for the report.
 
-    id: str | None
-    title: str | None
+    A discovered document has neither."""
+
+    id: str | None = None
+    title: str | None = None
+    discovered: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class TokenizedPrompt:
 
     parts: PromptParts
     labels: tuple[Label, ...] = ()
+    level: Reuse = "documents"
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +92,8 @@ def render_document(template: str, title: str | None, text: str) -> str:
 class PromptMaker:
     """Makes the prompts of one ``salt``; ``registered`` returns documents by their ids.
 
-    ``seen`` keeps the documents of earlier texts.
+    ``seen`` keeps the documents of earlier texts. ``reuse`` is the most reuse of the prompts;
+    ``discover`` needs a ``discovery``.
 
     Tokenization takes milliseconds per page: call it outside of an event loop."""
 
@@ -91,6 +104,8 @@ class PromptMaker:
     longest_token: int
     salt: str
     seen: SeenTexts
+    reuse: Reuse = "documents"
+    discovery: Discovery | None = None
 
     def chat(
         self,
@@ -128,7 +143,10 @@ class PromptMaker:
             rendered.append(_rendered(message, content))
         self._check_length([message["content"] or () for message in rendered])
         parts = self.builder.from_messages(rendered, system_prompt, **variables)
-        return TokenizedPrompt(parts, tuple(labels))
+        if self.reuse != "discover":
+            return TokenizedPrompt(parts, tuple(labels), self.reuse)
+        lead_length = self.builder.lead_length(rendered, parts, system_prompt, **variables)
+        return self._discovered(parts, lead_length, labels)
 
     def completion(
         self,
@@ -148,7 +166,19 @@ class PromptMaker:
             parts.append(prompt if markers else tokenizer.protect(prompt))
         else:
             parts.append([*prompt])
-        return TokenizedPrompt(self.builder.from_parts(parts), tuple(labels))
+        prompt_parts = self.builder.from_parts(parts)
+        if self.reuse != "discover":
+            return TokenizedPrompt(prompt_parts, tuple(labels), self.reuse)
+        return self._discovered(prompt_parts, 0, labels)
+
+    def _discovered(
+        self, parts: PromptParts, lead_length: int, labels: Sequence[Label]
+    ) -> TokenizedPrompt:
+        assert self.discovery is not None, "the level discover has a discovery"
+        found = self.discovery.apply(parts, lead_length, self.salt)
+        own, documents = iter(labels), [p for p in found if isinstance(p, DocumentPart)]
+        every = [Label(discovered=True) if part.discovered else next(own) for part in documents]
+        return TokenizedPrompt(found, tuple(every), self.reuse)
 
     def render(
         self, title: str | None, text: str | Sequence[str], context: DocumentContext = "lead"
@@ -192,12 +222,15 @@ class PromptMaker:
         self, body: DocumentInput | DocumentContent, labels: list[Label], by_id: _Found
     ) -> Document:
         if body.text is not None:
-            document = self.render(body.title, body.text, body.context or "lead")
+            context = "prompt" if self.reuse == "exact" else body.context or "lead"
+            document = self.render(body.title, body.text, context)
             if document.context != "prompt":
                 labels.append(Label(body.id, body.title))
             return document
         assert body.id is not None, "_find refuses a document without a text and an id"
         document = by_id[body.id]
+        if self.reuse == "exact":
+            return replace(document, context="prompt")
         labels.append(Label(body.id, document.name))
         return document
 

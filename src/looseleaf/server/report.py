@@ -10,7 +10,7 @@ from looseleaf.llm.client import Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.retro import exposure_ratios
 from looseleaf.server.policies import effective_policies
-from looseleaf.server.prompts import Label
+from looseleaf.server.prompts import TokenizedPrompt
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON lacks; OpenAI uses the same value."""
@@ -36,7 +36,33 @@ def _cached(report: ReuseReport) -> int:
     return report.text_tokens_cached + sum(d.num_tokens - d.recomputed for d in reused)
 
 
-def reuse(outputs: Sequence[Output], labels: Sequence[Sequence[Label]]) -> dict[str, Any]:
+def reuse_counts(outputs: Sequence[Output], prompts: Sequence[TokenizedPrompt]) -> dict[str, Any]:
+    """Prompt tokens by the origin of their keys and values, summed over prompts."""
+    reports = [output.reuse for output in outputs]
+    total = sum(len(output.prompt_token_ids) for output in outputs)
+    exact = sum(r.text_tokens_cached for r in reports)
+    cached = sum(map(_cached, reports))
+    found = [
+        document.num_tokens
+        for report, prompt in zip(reports, prompts, strict=False)
+        for label, document in zip(prompt.labels, report.documents, strict=False)
+        if label.discovered
+    ]
+    return {
+        "level": prompts[0].level,
+        "exact": exact,
+        "out_of_context": cached - exact,
+        "computed": total - cached,
+        "discovered": sum(found),
+    }
+
+
+def reuse_header(counts: dict[str, Any]) -> str:
+    """The value of ``X-Looseleaf-Reuse``."""
+    return "exact={exact}, out-of-context={out_of_context}, computed={computed}".format(**counts)
+
+
+def reuse(outputs: Sequence[Output], prompts: Sequence[TokenizedPrompt]) -> dict[str, Any]:
     """The ``looseleaf`` object: counts are summed over prompts, times are the slowest prompt's."""
     documents = [
         {
@@ -51,14 +77,16 @@ def reuse(outputs: Sequence[Output], labels: Sequence[Sequence[Label]]) -> dict[
             "recomputed": document.recomputed,
             "hosted": document.hosted,
         }
-        for number, (output, prompt_labels) in enumerate(zip(outputs, labels, strict=True))
-        for label, document in zip(prompt_labels, output.reuse.documents, strict=False)
+        for number, (output, prompt) in enumerate(zip(outputs, prompts, strict=False))
+        for label, document in zip(prompt.labels, output.reuse.documents, strict=False)
+        if not label.discovered
     ]
     reports = [output.reuse for output in outputs]
     attention = [output.attention for output in outputs]
     metrics = [output.metrics for output in outputs]
     return {
         "documents": documents,
+        "reuse": reuse_counts(outputs, prompts),
         "text_tokens": sum(r.text_tokens for r in reports),
         "text_tokens_cached": sum(r.text_tokens_cached for r in reports),
         "document_tokens_reused": sum(r.document_tokens_reused for r in reports),

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from looseleaf import __version__
-from looseleaf.config import ServerConfig
+from looseleaf.config import Reuse, ServerConfig
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.errors import DeadlineExceeded, InvalidOption
 from looseleaf.llm.async_llm import AsyncLLM
 from looseleaf.llm.client import EngineClient
 from looseleaf.llm.load import find_model
 from looseleaf.models import read_advice
+from looseleaf.prompt.cutting import Cutter
+from looseleaf.prompt.discover import Discovery
 from looseleaf.prompt.request import Document, SystemPrompt
 from looseleaf.server.counts import Counts
 from looseleaf.server.engine_metrics import EngineMetrics
@@ -94,6 +96,7 @@ class Service:
     longest_token: int
     fingerprint: str
     seen_texts: SeenTexts
+    discovery: Discovery | None = None
     advice: Mapping[str, Any] = field(default_factory=dict)
     restores: bool = True
     scrape: Callable[[], Awaitable[bytes]] | None = None
@@ -256,7 +259,9 @@ class Service:
         if self.is_stuck:
             raise unavailable("the engine is stuck in a step: ask another server", "stuck")
 
-    def prompts(self, caller: Caller, cache_salt: str | None = None) -> PromptMaker:
+    def prompts(
+        self, caller: Caller, cache_salt: str | None = None, reuse: Reuse = "documents"
+    ) -> PromptMaker:
         """The prompt maker of the caller's tenant, for a request with its own salt or without."""
         return PromptMaker(
             self.llm.prompts,
@@ -266,6 +271,8 @@ class Service:
             self.longest_token,
             caller.salted(cache_salt).salt,
             self.seen_texts,
+            reuse,
+            self.discovery,
         )
 
     def _registered(self, document_ids: Sequence[str], caller: Caller) -> list[Document]:
@@ -323,6 +330,7 @@ class Frontend:
     ) -> Service:
         """The server's state over an engine; ``counts`` are those of all its processes."""
         config, facts = self.config, llm.facts
+        discovers = config.reuse == "discover"
         shares = counts is not None
         counts = Counts() if counts is None else counts
         return Service(
@@ -341,6 +349,7 @@ class Frontend:
             longest_token=longest_token(llm.tokenizer),
             fingerprint=f"looseleaf-{__version__}",
             seen_texts=SeenTexts(on_hit=metrics.seen_texts.inc),
+            discovery=Discovery(Cutter.of(llm.tokenizer)) if discovers else None,
             advice=self.advice,
         )
 

@@ -104,10 +104,25 @@ class LoadingReport(Strict):
     ratio: float | None
 
 
+class ReuseCounts(Strict):
+    """Prompt tokens by the origin of their keys and values.
+
+    ``exact`` tokens were computed after the same beginning of a prompt. ``out_of_context`` tokens
+    are of documents that were computed before, behind their lead. ``discovered`` tokens are of
+    documents that the server found, computed now or before."""
+
+    level: Literal["exact", "documents", "discover"]
+    exact: int
+    out_of_context: int
+    computed: int
+    discovered: int
+
+
 class LooseleafReport(Strict):
     """Reused and computed tokens; exact prefix hits and document tokens are separate counts."""
 
     documents: list[DocumentReport]
+    reuse: ReuseCounts
     text_tokens: int
     text_tokens_cached: int
     document_tokens_reused: int

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from looseleaf.config import Reuse
 from looseleaf.server.protocol.base import FIRST_ONLY, Lenient, Strict
 from looseleaf.server.protocol.policies import FusePolicy, ReviseChoice, SelectChoice
 from looseleaf.server.protocol.structured import Choices, Schema, StructuredOutputs
@@ -117,6 +118,17 @@ class NeutralFields(Lenient):
     spaces_between_special_tokens: bool | None = Field(None, description="No effect.")
 
 
+class LooseleafOptions(Strict):
+    """Options of this server that no other server has."""
+
+    reuse: Reuse | None = Field(
+        None,
+        description="Most reuse for this request, at most the server's: `exact` reads prefixes "
+        "only, `documents` also marked documents, `discover` also texts that earlier prompts "
+        "contained.",
+    )
+
+
 class GenerationRequest(NeutralFields):
     """Fields of chat and completion requests; sampling fields beyond OpenAI's are vLLM's."""
 
@@ -174,6 +186,7 @@ class GenerationRequest(NeutralFields):
         description="Seconds until the answer ends with 408, at most the server's limit.",
     )
     documents: DocumentInputs | None = None
+    looseleaf: LooseleafOptions | None = None
     fuse: FusePolicy | None = Field(
         None,
         description="Document tokens to recompute: a selector's name, or an object with its "

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from looseleaf.config import Reuse
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.server.answer import Answer, ChatForm, CompletionForm, Form
 from looseleaf.server.body import StrictRoute
@@ -41,6 +43,9 @@ from looseleaf.server.tools.choice import (
 
 _MIN_SECONDS = 0.001
 
+REUSE_HEADER = "X-Looseleaf-Reuse"
+"""Prompt tokens of an answer: exact, reused out of context, and computed."""
+
 router = APIRouter(prefix="/v1", route_class=StrictRoute, responses=ERRORS, dependencies=KEYED)
 
 
@@ -67,7 +72,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     )
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
-    maker = service.prompts(caller, body.cache_salt)
+    maker = service.prompts(caller, body.cache_salt, _reuse(service, body))
     prompt = await service.prepare(
         caller,
         due,
@@ -102,7 +107,7 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
     params = completion_params(body, tokenizer.vocab_size, service.advice)
     require_small(params.grammar, service.config)
     caller, due = caller_of(request), _due(body, service)
-    maker = service.prompts(caller, body.cache_salt)
+    maker = service.prompts(caller, body.cache_salt, _reuse(service, body))
     prompts = [
         await service.prepare(caller, due, maker.completion, prompt, documents)
         for prompt in body.prompts
@@ -131,6 +136,20 @@ def _check_documents(service: Service, number: int) -> None:
             param="documents",
             code="too_many_documents",
         )
+
+
+def _reuse(service: Service, body: GenerationRequest) -> Reuse:
+    """The most reuse of a request: the lesser of its own and the server's level.
+
+    Discovery is off for scored prompts, whose documents have no scores, and for APE, which permits
+    no text between documents."""
+    levels = get_args(Reuse)
+    wanted = None if body.looseleaf is None else body.looseleaf.reuse
+    level = min(wanted or service.config.reuse, service.config.reuse, key=levels.index)
+    selector = body.fuse if body.fuse is None or isinstance(body.fuse, str) else body.fuse.selector
+    if level == "discover" and (body.prompt_logprobs is not None or selector == "ape"):
+        return "documents"
+    return level
 
 
 def _due(body: GenerationRequest, service: Service) -> float:
@@ -173,11 +192,13 @@ async def _answer(
     answer = Answer(generation, form, body.model, usage, with_ids, along)
     try:
         if not body.stream:
-            return JSONResponse(await until_gone(request.receive, answer.whole()))
+            content = await until_gone(request.receive, answer.whole())
+            return JSONResponse(content, headers={REUSE_HEADER: answer.reuse_header})
         chunks = answer.chunks()
         # errors before the first token can still set the status
         first = await until_gone(request.receive, anext(chunks))
-        return EventStream(_guarded(first, chunks, request, generation))
+        events = _guarded(first, chunks, request, generation)
+        return EventStream(events, {REUSE_HEADER: answer.reuse_header})
     finally:
         if not body.stream:
             log_reuse(request, generation)

@@ -10,6 +10,7 @@ import click
 
 from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption, install
+from looseleaf_lab.cli.bench.agents import agents
 from looseleaf_lab.cli.bench.claims import hits, lazy, rate, relay
 from looseleaf_lab.cli.bench.fleet import fleet
 from looseleaf_lab.cli.bench.fuse import fuse
@@ -22,8 +23,8 @@ from looseleaf_lab.cli.bench.select import select
 from looseleaf_lab.cli.bench.tiers import tiers
 from looseleaf_lab.errors import INSTALL
 
-# a seed of 0 is valid, and 0 batches skip the sustained load
-_ZERO_ALLOWED = ("--seed", "--batches")
+# a seed of 0 is valid, 0 batches skip the sustained load, and 0 skipped requests count all
+_ZERO_ALLOWED = ("--seed", "--batches", "--skipped")
 
 
 @click.group(cls=SuggestingGroup)
@@ -250,7 +251,7 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
 
 
 for _command in (
-    fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select, tiers,
+    agents, fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select, tiers,
 ):  # fmt: skip
     bench.add_command(_command)
 
