@@ -206,7 +206,8 @@ class Engine:
         if arrived is not None:
             progress.arrived = arrived
         self._requests[request.request_id] = progress
-        self._holdings.note(progress.outputs[0].sequence)
+        if progress.outputs[0].sequence.documents:
+            self._holdings.note(progress.outputs[0].sequence)
         self.counters.requests += not (request.warms or request.canary)
         for output in progress.outputs:
             self._outputs[output.sequence] = output

@@ -311,7 +311,8 @@ class Scheduler:
             sequence = self.waiting.popleft()
             try:
                 known, blocked = self.admission.still_awaits(sequence), self._is_blocked(sequence)
-                elsewhere = not blocked and self.tiering.awaits_others(sequence)
+                waits = self.tiering.claims is not None and not blocked
+                elsewhere = waits and self.tiering.awaits_others(sequence)
                 self._waits_elsewhere = self._waits_elsewhere or elsewhere
                 awaits = known or elsewhere
                 awaits = awaits or (not blocked and self.admission.awaits_prefix(sequence))

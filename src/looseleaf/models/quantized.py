@@ -31,10 +31,10 @@ Part = PackedMatrix | BlockMatrix | ScaledMatrix
 class QuantizedWeight:
     """A matrix ``[features, columns]`` of one or several ``parts``, one below the other.
 
-    ``dtype`` is that of activations and results."""
+    ``dtype`` is that of activations and results, ``device`` theirs and the weight's."""
 
     def __init__(self, parts: Sequence[Part], dtype: torch.dtype) -> None:
-        self.parts, self.dtype = tuple(parts), dtype
+        self.parts, self.dtype, self.device = tuple(parts), dtype, parts[0].device
         self.shape = torch.Size([sum(part.features for part in parts), parts[0].columns])
 
     @classmethod
@@ -55,11 +55,6 @@ class QuantizedWeight:
             except NativeUnavailable as error:
                 _log.warning("quantized weights are dequantized in every step: %s", error)
         return cls(merged, dtype)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weight and of its activations."""
-        return self.parts[0].device
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +83,10 @@ class QuantizedWeight:
             return _added(scaled_linear(x, first), bias, residual)
         out = torch.empty(x.shape[0], self.shape[0], dtype=self.dtype, device=self.device)
         if len(self.parts) == 1:
-            return _multiply(self.parts[0], x, out, bias, residual)
+            # calls are a large share of a small model's time on a CPU
+            if isinstance(first, PackedMatrix):
+                return first.multiply(x, out, bias, residual)
+            return _multiply(first, x, out, bias, residual)
         start = 0
         for part in self.parts:
             rows = slice(start, start + part.features)

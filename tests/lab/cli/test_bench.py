@@ -28,7 +28,8 @@ def test_every_whole_number_but_a_seed_counts_something() -> None:
         for option in command.params
         if option.type is click.INT
     }
-    assert free == {(n, "--seed") for n in ("index", "reuse", "serve")} | {("fuse", "--batches")}
+    seeded = ("fleet", "index", "reuse", "serve")
+    assert free == {(name, "--seed") for name in seeded} | {("fuse", "--batches")}
 
 
 @pytest.mark.parametrize(

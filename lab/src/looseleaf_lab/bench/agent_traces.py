@@ -17,8 +17,38 @@ from looseleaf.errors import InvalidOption
 Messages = list[dict[str, Any]]
 """The conversation of one request."""
 
-_NAMES = "load store parse render merge split count check open close read write send take".split()
-_NOUNS = "page row key table file line part index frame query batch token list cache".split()
+_NAMES = [
+    "load",
+    "store",
+    "parse",
+    "render",
+    "merge",
+    "split",
+    "count",
+    "check",
+    "open",
+    "close",
+    "read",
+    "write",
+    "send",
+    "take",
+]
+_NOUNS = [
+    "page",
+    "row",
+    "key",
+    "table",
+    "file",
+    "line",
+    "part",
+    "index",
+    "frame",
+    "query",
+    "batch",
+    "token",
+    "list",
+    "cache",
+]
 
 
 @dataclass(frozen=True)
@@ -116,7 +146,10 @@ def _block(number: int, lines: int) -> str:
 
 def traces(config: TraceConfig, mooncake_path: Path | None) -> dict[str, Sequence[Messages]]:
     """All traces by name."""
-    named = {"coding agent": [*coding_agent(config)], "retrieval": [*retrieval(config)]}
+    named: dict[str, Sequence[Messages]] = {
+        "coding agent": [*coding_agent(config)],
+        "retrieval": [*retrieval(config)],
+    }
     if mooncake_path is not None:
         named["mooncake"] = [*mooncake(mooncake_path, config)]
     return named

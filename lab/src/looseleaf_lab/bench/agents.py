@@ -67,7 +67,7 @@ def _answers(
     llm = LLM(config.model, num_pages=config.num_pages)
     discovery = Discovery(Cutter.of(llm.engine.tokenizer)) if discovers else None
     params = SamplingParams(temperature=0.0, max_tokens=config.new_tokens, ignore_eos=True)
-    outputs, seconds = [], []
+    outputs, seconds = list[RequestOutput](), list[float]()
     for messages in requests:
         parts = llm.engine.prompts.from_messages(messages)
         begun = perf_counter()
