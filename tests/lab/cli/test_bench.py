@@ -28,8 +28,9 @@ def test_every_whole_number_but_a_seed_counts_something() -> None:
         for option in command.params
         if option.type is click.INT
     }
-    seeded = ("fleet", "index", "reuse", "serve")
-    assert free == {(name, "--seed") for name in seeded} | {("fuse", "--batches")}
+    seeded = ("agents", "fleet", "index", "reuse", "serve")
+    others = {("fuse", "--batches"), ("agents", "--skipped")}
+    assert free == {(name, "--seed") for name in seeded} | others
 
 
 @pytest.mark.parametrize(
@@ -65,8 +66,10 @@ def test_a_header_comes_before_the_first_measurement(
         seen.append(capsys.readouterr().err)
         raise _Measured
 
-    module = import_module(f"looseleaf_lab.bench.{name}")
-    monkeypatch.setattr(module, "measure", measure)
+    at = {"fleet": ("looseleaf_lab.cli.bench.fleet", "_simulated")}
+    path, function = at.get(name, (f"looseleaf_lab.bench.{name}", "measure"))
+    module = import_module(path)
+    monkeypatch.setattr(module, function, measure)
     if name == "hosted":  # which refuses a machine without CUDA
         monkeypatch.setattr(module.HostedBench, "__post_init__", lambda bench: None)
     with pytest.raises(_Measured):

@@ -17,38 +17,14 @@ from looseleaf.errors import InvalidOption
 Messages = list[dict[str, Any]]
 """The conversation of one request."""
 
-_NAMES = [
-    "load",
-    "store",
-    "parse",
-    "render",
-    "merge",
-    "split",
-    "count",
-    "check",
-    "open",
-    "close",
-    "read",
-    "write",
-    "send",
-    "take",
-]
-_NOUNS = [
-    "page",
-    "row",
-    "key",
-    "table",
-    "file",
-    "line",
-    "part",
-    "index",
-    "frame",
-    "query",
-    "batch",
-    "token",
-    "list",
-    "cache",
-]
+_NAMES = (
+    "load", "store", "parse", "render", "merge", "split", "count", "check", "open", "close", "read",
+    "write", "send", "take",
+)  # fmt: skip
+_NOUNS = (
+    "page", "row", "key", "table", "file", "line", "part", "index", "frame", "query", "batch",
+    "token", "list", "cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
