@@ -9,7 +9,7 @@ requests are private and not published."""
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from looseleaf.config import CacheConfig
 from looseleaf.errors import InvalidOption, install
@@ -21,6 +21,7 @@ _MAX_UNSENT = 100_000
 """Batches that wait for one slow subscriber; later ones are lost to it."""
 
 
+@runtime_checkable
 class Publisher(Protocol):
     """Publishes batches of events; an event is its type's name, then its fields."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from looseleaf.router import Affinity
 
@@ -36,6 +36,7 @@ class Call:
         return replace(self, method=method, path=path, headers=kept, body=body)
 
 
+@runtime_checkable
 class Reply(Protocol):
     """A response whose head has arrived. `close` ends the call, also before the body's end."""
 
@@ -53,6 +54,7 @@ class Reply(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
 class Fleet(Protocol):
     """Replicas by name."""
 

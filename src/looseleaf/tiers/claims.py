@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 from uuid import uuid4
 
 from looseleaf.kv.keys import SegmentKey
@@ -24,6 +24,7 @@ _IDLE_SECONDS = 5.0
 """Time after which a claim is given up that no computation followed, and a state is forgotten."""
 
 
+@runtime_checkable
 class ClaimStore(Protocol):
     """The shared tier. Calls may raise any exception."""
 
