@@ -105,7 +105,7 @@ def _is_allowed(arguments: str) -> bool:
     if not words or words == ["..."]:
         return False
     for word in words:
-        if word == "./lab":
+        if word in ("./lab", "./lab[llamacpp]"):
             continue
         extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", word)
         if extras and set((extras[1] or "").split(",")) - {""} <= EXTRAS:

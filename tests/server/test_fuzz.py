@@ -35,6 +35,7 @@ PATHS = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"),
+    ("GET", "/v1/holdings"),
     ("GET", "/version"),
     ("GET", "/health"),
     ("GET", "/ready"),

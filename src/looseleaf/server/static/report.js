@@ -68,7 +68,7 @@ export function drawFigures(list, { report, usage }) {
   const speed = decoding > 0 ? (usage.completion_tokens - 1) / decoding : 0;
   const waited = report.times.queued >= 0.001 ? `after ${duration(report.times.queued)} in the queue` : "";
   const figures = [
-    ...(report.reuse.level === "discover"
+    ...(report.reuse?.level === "discover"
       ? [["Discovered", report.reuse.discovered, `of ${plural(usage.prompt_tokens, "prompt token")}`]]
       : []),
     ["Computed", report.document_tokens_computed, `of ${plural(all, "document token")}`],
