@@ -306,7 +306,8 @@ class _TorchStep:
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
         index = (page, owner.heads, (self.slots % size)[:, None])
         k_pages.index_put_(index, to_pages(rotate_heads(k, self.turns[layer]), k_pages.dtype))
-        v_pages.index_put_(index, to_pages(v, v_pages.dtype))
+        if v.shape[-1]:
+            v_pages.index_put_(index, to_pages(v, v_pages.dtype))
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:

@@ -110,13 +110,12 @@ class HostedPass:
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
-            turned = (rotate(k, at, rotation), v)
-            self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
+            self.context.append(_planes(rotate(k, at, rotation), v))
             turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
             return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
-        own = torch.stack((rotate(k, self.places, rotation), v)).transpose(1, 2)
+        own = _planes(rotate(k, self.places, rotation), v)
         kv[:, :, first:stop] = own
         turned_q = rotate(q.float(), self.places, rotation)
         self._keep(layer, turned_q, first, stop)
@@ -135,6 +134,12 @@ class HostedPass:
         rows = self.sampled[lower:upper] - first
         kept = q[rows.to(q.device)].transpose(0, 1)
         self.job.segment.queries_of[layer][:, lower:upper] = kept
+
+
+def _planes(k: Tensor, v: Tensor) -> Tensor:
+    """Keys and values of rows as ``[planes, kv_heads, rows, head_dim]``; keys only, if they are the
+    values."""
+    return torch.stack((k, v) if v.shape[-1] else (k,)).transpose(1, 2)
 
 
 def _sampled(job: HostingJob, group: int) -> Tensor:

@@ -29,7 +29,7 @@ from looseleaf.models.checkpoint.scaled_tensors import (
     find_stored,
 )
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
-from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
+from looseleaf.models.layers import DecoderWeights, LatentWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import BlockMatrix
@@ -138,9 +138,14 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
     norms = _NORM_NAMES.get(config.family, _NormNames())
+    latent = None if config.latent is None else _latent(reader, config, attention)
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    if config.latent is not None:
+        rank, heads = config.latent.query_rank, config.num_qo_heads
+        qkv_names = ["q_a_proj" if rank else "q_proj", "kv_a_proj_with_mqa"]
+        qkv_sizes = [rank or heads * config.latent.query_dim, config.latent.key_dim]
     up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
     if config.family in _FUSED_GATES:
         up_names, up_sizes = ["gate_up_proj"], [2 * inner]
@@ -161,7 +166,9 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         qkv=reader.projection(
             [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias
         ),
-        output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
+        output=reader.projection(
+            [attention + output_name], [hidden], config.output_dim, config.output_bias
+        ),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
         gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
         down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
@@ -169,6 +176,31 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
+        latent=latent,
+    )
+
+
+def _latent(reader: "_Checker", config: ModelConfig, attention: str) -> LatentWeights:
+    """The maps of latent attention; those of keys and values are dequantized."""
+    shape, heads = config.latent, config.num_qo_heads
+    assert shape is not None, "only for latent attention"
+    expanded = shape.nope_dim + shape.value_dim
+    both = reader.fused([attention + "kv_b_proj.weight"], [(heads * expanded, shape.rank)])
+    key_up, value_up = both.view(heads, expanded, shape.rank).split(
+        (shape.nope_dim, shape.value_dim), 1
+    )
+    query_norm = query_up = None
+    if rank := shape.query_rank:
+        query_norm = reader.norm(attention + "q_a_layernorm", rank, config)
+        query_up = reader.projection(
+            [attention + "q_b_proj"], [heads * shape.query_dim], rank, bias=False
+        )
+    return LatentWeights(
+        reader.norm(attention + "kv_a_layernorm", shape.rank, config),
+        key_up.contiguous(),
+        value_up.transpose(1, 2).contiguous(),
+        query_norm,
+        query_up,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.fields import Json, number, rows, shown, switch, text, whole
+from looseleaf.models.config.latent import latent_fields, with_defaults
 from looseleaf.models.config.rope_reader import (
     LEAST_FACTOR,
     max_positions,
@@ -304,6 +305,25 @@ def _olmo2(raw: Json) -> ModelConfig:
     )
 
 
+def _deepseek(raw: Json) -> ModelConfig:
+    raw = with_defaults(raw)
+    num_layers = whole(raw, "num_hidden_layers", most=_MAX_LAYERS)
+    dense = whole(raw, "first_k_dense_replace", 0, least=0)
+    if raw["model_type"] == "glm4_moe_lite":
+        kinds = rows(raw, "mlp_layer_types")
+        dense = len(kinds) if kinds == ["dense"] * num_layers else 1
+    if dense < num_layers:
+        raise UnsupportedModel(
+            f"layers from {dense} on are mixtures of experts, which are not implemented: use a "
+            "model with dense layers"
+        )
+    return ModelConfig(**{**_shape(raw), **latent_fields(raw)}, **{
+        "norm_eps": number(raw, "rms_norm_eps", 1e-5 if "glm" in str(raw["model_type"]) else 1e-6),
+        "activation": _activation(raw, "silu"),
+        "mlp_bias": raw["model_type"] == "deepseek_v2" and switch(raw, "mlp_bias"),
+    })
+
+
 def _factor(raw: Json, name: str, default: float) -> float:
     """A multiplier or divisor, within bounds. Raises CorruptCheckpoint."""
     factor = number(raw, name, default, most=1 / LEAST_FACTOR)
@@ -335,4 +355,9 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "glm4": _glm,
     "granite": _granite,
     "olmo2": _olmo2,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    # Kimi K2 is DeepSeek V3 by another name
+    "kimi_k2": _deepseek,
+    "glm4_moe_lite": _deepseek,
 }

@@ -25,6 +25,8 @@ def gather_kv_reference(
     page, slot = slots.clamp(min=0) // k_pages.shape[2], slots.clamp(min=0) % k_pages.shape[2]
     page_out, slot_out = key // k_gathered.shape[2], key % k_gathered.shape[2]
     k = rotate_wide(widen(k_pages[page, :, slot]), turns.clamp(min=0), rotation)
-    v = widen(v_pages[page, :, slot])
     k_gathered[page_out, :, slot_out] = to_pages(torch.where(has_source, k, 0.0), k_gathered.dtype)
+    if v_gathered.data_ptr() == k_gathered.data_ptr():
+        return
+    v = widen(v_pages[page, :, slot])
     v_gathered[page_out, :, slot_out] = to_pages(torch.where(has_source, v, 0.0), v_gathered.dtype)

@@ -80,7 +80,10 @@ def gathered_pages(
     assert slots is not None and offsets is not None, "a list with source_slots"
     heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     like = q if k_pages.dtype is FP8 else k_pages
-    k, v = like.new_empty((2, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
+    # keys that are the values are gathered once
+    planes = 1 if v_pages.data_ptr() == k_pages.data_ptr() else 2
+    sides = like.new_empty((planes, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
+    k, v = sides[0], sides[-1]
     gather: Implementation = "reference"
     if choose(implementation, q) == "triton":
         gather = "triton"

@@ -10,7 +10,7 @@ from looseleaf.types import Rotation
 
 def store_kv_reference(
     k: Float[Tensor, "tokens kv_heads head_dim"],
-    v: Float[Tensor, "tokens kv_heads head_dim"],
+    v: Float[Tensor, "tokens kv_heads value_dim"],
     frame_positions: Int[Tensor, " tokens"],
     slots: Int[Tensor, " tokens"],
     rotation: Rotation,
@@ -25,4 +25,5 @@ def store_kv_reference(
     k_pages[page, :, slot] = to_pages(
         rotate_wide(k[has_slot], frame_positions, rotation), k_pages.dtype
     )
-    v_pages[page, :, slot] = to_pages(v[has_slot], v_pages.dtype)
+    if v.shape[-1]:
+        v_pages[page, :, slot] = to_pages(v[has_slot], v_pages.dtype)
