@@ -24,8 +24,7 @@ class DenseAttend:
         dtype = q.dtype
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         self.keys[layer].append(self.turn(layer, k, self.positions))
-        # latent attention: keys are the values
-        self.values[layer].append(v if v.shape[-1] else self.keys[layer][-1])
+        self.values[layer].append(v)
         self.key_positions[layer].append(self.positions)
         group = self.config.num_qo_heads // self.config.num_kv_heads
         keys = torch.cat(self.keys[layer]).repeat_interleave(group, 1)

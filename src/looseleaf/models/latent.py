@@ -20,7 +20,7 @@ _EPS = 1e-6
 def latent_heads(
     fused: Float[Tensor, "rows features"], weights: LatentWeights, shape: LatentConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries ``[rows, heads, key_dim]``, keys ``[rows, 1, key_dim]`` and values without dims.
+    """Queries ``[rows, heads, key_dim]``, and keys ``[rows, 1, key_dim]``, which are the values.
 
     ``fused`` has each row's queries or their latent, its latent, and the key's rotated dims."""
     rows, heads = len(fused), len(weights.key_up)
@@ -32,7 +32,7 @@ def latent_heads(
     in_latent = torch.bmm(nope.transpose(0, 1), weights.key_up).transpose(0, 1)
     q = torch.cat((rope, in_latent), 2)
     k = torch.cat((rotated, norm_heads(latent, weights.latent_norm, _EPS)), 1)[:, None]
-    return q, k, k[..., :0]
+    return q, k, k
 
 
 def expand_values(

@@ -110,12 +110,12 @@ class HostedPass:
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
-            self.context.append(_planes(rotate(k, at, rotation), v))
+            self.context.append(self._planes(rotate(k, at, rotation), v))
             turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
             return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
-        own = _planes(rotate(k, self.places, rotation), v)
+        own = self._planes(rotate(k, self.places, rotation), v)
         kv[:, :, first:stop] = own
         turned_q = rotate(q.float(), self.places, rotation)
         self._keep(layer, turned_q, first, stop)
@@ -128,18 +128,16 @@ class HostedPass:
             states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
         return merge_all(states).out.to(dtype)
 
+    def _planes(self, k: Tensor, v: Tensor) -> Tensor:
+        """Keys and values of rows as the segment stores them, ``[planes, kv_heads, rows, head_dim]``."""
+        return torch.stack((k, v)[: self.job.segment.kv.shape[1]]).transpose(1, 2)
+
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
         """Store the chunk's queries from which the index learns."""
         lower, upper = torch.searchsorted(self.sampled, torch.tensor([first, stop])).tolist()
         rows = self.sampled[lower:upper] - first
         kept = q[rows.to(q.device)].transpose(0, 1)
         self.job.segment.queries_of[layer][:, lower:upper] = kept
-
-
-def _planes(k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values of rows as ``[planes, kv_heads, rows, head_dim]``; keys only, if they are the
-    values."""
-    return torch.stack((k, v) if v.shape[-1] else (k,)).transpose(1, 2)
 
 
 def _sampled(job: HostingJob, group: int) -> Tensor:

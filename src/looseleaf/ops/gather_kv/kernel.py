@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.gather_kv import KeySources
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.types import Rotation
 
@@ -129,5 +129,5 @@ def gather_kv_triton(
         INTERLEAVED=rotation.interleaved, IN_HALVES=in_halves,
         SATURATE=k_gathered.dtype is FP8, BLOCK_N=_BLOCK_KEYS, BLOCK_H=block_h,
         BLOCK_D=triton.next_power_of_2(head_dim),
-        HAS_VALUES=v_gathered.data_ptr() != k_gathered.data_ptr(), enable_fp_fusion=True,
+        HAS_VALUES=not same_memory(k_gathered, v_gathered), enable_fp_fusion=True,
     )  # fmt: skip

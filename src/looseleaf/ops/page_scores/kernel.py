@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.page_scores.reference import LayerRules
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
@@ -200,7 +200,7 @@ def page_scores_triton(
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
         MANY_SPANS=most_spans > 1, RUN=run,
         SATURATE=new is not None and new.k_pages.dtype is FP8,
-        HAS_VALUES=new is not None and new.v.shape[2] > 0,
+        HAS_VALUES=new is not None and not same_memory(new.k_pages, new.v_pages),
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=block_p,
         BLOCK_D=block_d, num_warps=4 if fits else 8, maxnreg=_REGISTERS if fits else None,
         num_stages=1, enable_fp_fusion=True, launch_pdl=chained,

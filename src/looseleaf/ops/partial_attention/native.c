@@ -211,7 +211,7 @@ static Fault store_row(const Plan *plan, const Tensors *t, int64_t row) {
         float rotated[HEAD_DIM];
         rotate(k, plan->frame_positions[row], plan, 1.0f, rotated);
         for (int d = 0; d < HEAD_DIM; d++) k_slot[d] = round_kv(rotated[d]);
-        if (!t->v) continue; /* keys are the values */
+        if (t->v_pages == t->k_pages) continue; /* keys are the values */
         const row_t *v = t->v + row * t->v_row + head * t->v_head;
         kv_t *v_slot = t->v_pages + page * t->v_page + head * t->v_page_head + offset;
 #if KV_TYPE == 3

@@ -296,8 +296,7 @@ class NativePlan:
     ) -> None:
         """Runs ``phases`` for one layer, over ``pages`` or those of the call before.
 
-        ``kv`` are unrotated keys and values of all rows to store; values without dims are the keys.
-        ``q`` holds at least the rows
+        ``kv`` are unrotated keys and values of all rows to store. ``q`` holds at least the rows
         that decode, and ``out`` receives their merged output. Raises InvalidOption for tensors in
         another layout, and for indices outside their tensors."""
         tensors, plan = self._tensors, self._plan
@@ -319,10 +318,9 @@ class NativePlan:
             tensors.v_row, tensors.v_head, v_step = v.stride()
             k_fits = (heads, head_dim, step, k.dtype, k.is_cpu) == self._kv_layout
             v_fits = v.shape == shape and v_step == 1 and v.dtype is k.dtype and v.is_cpu
-            v_fits = v_fits or v.shape == (rows, heads, 0)
             if not (k_fits and v_fits and rows >= plan.num_rows):
                 raise _layout_error(f"k and v, {plan.num_rows} rows:", self._kv_layout, k, v)
-            tensors.k, tensors.v = k.data_ptr(), v.data_ptr() if v.shape[2] else None
+            tensors.k, tensors.v = k.data_ptr(), v.data_ptr()
         if out is not None:
             rows, heads, head_dim = out.shape
             tensors.out_row, head, step = out.stride()

@@ -17,7 +17,7 @@ class NewRows(NamedTuple):
     """Keys and values of a step, and their slots: the tensors of `store_kv`."""
 
     k: Float[Tensor, "tokens kv_heads head_dim"]
-    v: Float[Tensor, "tokens kv_heads value_dim"]
+    v: Float[Tensor, "tokens kv_heads head_dim"]
     frame_positions: Int[Tensor, " tokens"]
     slots: Int[Tensor, " tokens"]
     k_pages: Float[Tensor, "pages kv_heads page_size head_dim"]
@@ -33,7 +33,7 @@ class NewRows(NamedTuple):
 
 def store_kv(
     k: Float[Tensor, "tokens kv_heads head_dim"],
-    v: Float[Tensor, "tokens kv_heads value_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
     frame_positions: Int[Tensor, " tokens"],
     slots: Int[Tensor, " tokens"],
     rotation: Rotation,
@@ -43,7 +43,7 @@ def store_kv(
 ) -> None:
     """Writes ``rotate(k, frame_positions)`` and ``v`` to ``slots`` of the pages, in place.
 
-    A ``v`` without dims is not written: keys are the values, and both pages are the same memory.
+    ``v`` is not written if both pages are the same memory: the keys are the values.
 
     Slots are distinct. The pages may have another dtype than ``k``; e4m3 saturates. The kernel
     reads positions and slots while the previous kernel still runs: a kernel that writes them needs

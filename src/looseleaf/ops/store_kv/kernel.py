@@ -5,7 +5,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.rotate.kernel import heads_per_program, load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import Rotation
@@ -74,7 +74,7 @@ def _store_kv_kernel(
 
 def store_kv_triton(
     k: Float[Tensor, "tokens kv_heads head_dim"],
-    v: Float[Tensor, "tokens kv_heads value_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
     frame_positions: Int[Tensor, " tokens"],
     slots: Int[Tensor, " tokens"],
     rotation: Rotation,
@@ -95,7 +95,7 @@ def store_kv_triton(
         rotation.cos.stride(0), PAGE_SIZE=k_pages.shape[2], HEAD_DIM=head_dim,
         ROTARY_DIM=rotation.rotary_dim, INTERLEAVED=rotation.interleaved,
         CHAINED=chained, SATURATE=k_pages.dtype is FP8, BLOCK_H=block_h, BLOCK_D=block_d,
-        HAS_VALUES=v.shape[-1] > 0,
+        HAS_VALUES=not same_memory(k_pages, v_pages),
         enable_fp_fusion=True,
         launch_pdl=chained,
     )  # fmt: skip

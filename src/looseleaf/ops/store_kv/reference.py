@@ -3,14 +3,14 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import to_pages
+from looseleaf.ops.page_dtypes import same_memory, to_pages
 from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.types import Rotation
 
 
 def store_kv_reference(
     k: Float[Tensor, "tokens kv_heads head_dim"],
-    v: Float[Tensor, "tokens kv_heads value_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
     frame_positions: Int[Tensor, " tokens"],
     slots: Int[Tensor, " tokens"],
     rotation: Rotation,
@@ -25,5 +25,5 @@ def store_kv_reference(
     k_pages[page, :, slot] = to_pages(
         rotate_wide(k[has_slot], frame_positions, rotation), k_pages.dtype
     )
-    if v.shape[-1]:
+    if not same_memory(k_pages, v_pages):
         v_pages[page, :, slot] = to_pages(v[has_slot], v_pages.dtype)
