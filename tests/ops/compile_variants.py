@@ -6,6 +6,7 @@ Run in a process of its own by `test_compile.py`: triton must not be interpreted
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -87,6 +88,10 @@ from looseleaf_lab.testing.scene import Scene, Shape
 EVERY_FEATURE = Shape(
     masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True
 )
+LATENT: dict[str, Any] = {
+    **{"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "rotary_dim": 64},
+    **{"interleaved": True, "latent": True},
+}
 SHAPES = {
     "bf16-64": Shape(dtype=torch.bfloat16),
     "bf16-128": Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=8),
@@ -96,6 +101,10 @@ SHAPES = {
     "fp32-32-mqa": Shape(num_qo_heads=7, num_kv_heads=1, head_dim=32, page_size=32),
     "fp32-96-features": replace(EVERY_FEATURE, head_dim=96),
     "fp32-256": Shape(head_dim=256),
+    "bf16-latent": Shape(dtype=torch.bfloat16, **LATENT),
+    "fp16-latent-features": Shape(
+        dtype=torch.float16, masks=True, patches=True, window=40, **LATENT
+    ),
 }
 KERNELS = (
     _attention_received_kernel,

@@ -336,6 +336,8 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
         page_size=config.cache.page_size,
         dtype=model.dtype,
         kv_dtype=dtype,
+        latent=shape.latent is not None,
+        rotary_dim=shape.rope.rotary_dim,
     )
     return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 

@@ -117,7 +117,8 @@ def attention_received_triton(
         return received.amax(0)
     block_d = triton.next_power_of_2(head_dim)
     block_n = 64 if block_d <= 128 and q.element_size() == 2 else 32
-    block_m = min(64, max(16, triton.next_power_of_2(16 * group)))
+    # rotated rows of wide heads fill the registers
+    block_m = min(64 if block_d <= 256 else 16, max(16, triton.next_power_of_2(16 * group)))
     # each span may end in a partial block
     num_spans = len(spans.span_length)
     blocks = num_keys // block_n + num_spans

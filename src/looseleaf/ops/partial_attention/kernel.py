@@ -298,7 +298,10 @@ def partial_attention_triton(
         block_d, block_t = latent_blocks(rotation, head_dim)
     chained, inputs_ready = chains(q), False
     seen_arguments = (None, 0) if work.page_seen is None else (work.page_seen, len(work.page_seen))
-    for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
+    latent = block_t > 0
+    for tile, first_item, end_item, row_programs in _launches(
+        work, group, block_d, k_pages, latent=latent
+    ):
         units = items if tile.chosen else items * num_kv_heads
         # unplanned lists may have pages that no row sees, which this kernel cannot skip
         if (
@@ -343,7 +346,7 @@ def partial_attention_triton(
 
 
 def _launches(
-    work: WorkList, group: int, block_d: int, pages: Tensor
+    work: WorkList, group: int, block_d: int, pages: Tensor, *, latent: bool
 ) -> list[tuple[Tile, Tensor | None, Tensor, int]]:
     """Tile, first and end item, and programs per unit of every launch."""
     if work.tile_indptr is not None:
@@ -352,7 +355,8 @@ def _launches(
         tiles = reversed([*enumerate(work.tiles)])
         return [(t, bounds[n:], bounds[n + 1 :], 1) for n, t in tiles if not t.finishing]
     items = work.item_kv_head.shape[0]
-    tile = plain_tile(work.state_capacity * group / items, block_d, pages.element_size())
+    packed_rows, itemsize = work.state_capacity * group / items, pages.element_size()
+    tile = plain_tile(packed_rows, block_d, itemsize, latent=latent)
     # only the device has the rows of each item: programs loop over blocks beyond the grid
     row_programs = min(4, triton.cdiv(work.state_capacity * group, tile.block_m))
     return [(tile, None, work.num_items, row_programs)]
@@ -376,8 +380,13 @@ def _num_sms(tensor: Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
-def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
+def plain_tile(
+    packed_rows: float, block_d: int, itemsize: int, *, latent: bool = False
+) -> Tile:
     """The tile of an unplanned list with ``packed_rows`` packed rows per item on average."""
+    if latent:
+        is_wide, block_n = packed_rows > 16 and itemsize < 4, 32 if itemsize < 4 else 16
+        return Tile(64 if is_wide else 16, block_n, 8 if is_wide else 4, 2, 1)
     block_n = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     block_m = max(16, min(block_n, triton.next_power_of_2(round(packed_rows))))
     return Tile(block_m, block_n, 4, tile_stages(block_n, block_d, itemsize), 2)

@@ -233,7 +233,8 @@ def prefill_attention_triton(
     block_d, block_t = triton.next_power_of_2(head_dim), 0
     if same_memory(k_pages, v_pages):
         block_d, block_t = latent_blocks(rotation, head_dim)
-    tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
+    latent = block_t > 0
+    tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size(), latent=latent)
     block_m, block_n, num_warps, num_stages = tile
     # only the device has the rows of each tile: programs loop over blocks beyond the grid
     row_programs = min(group, triton.cdiv(rows * group, block_m))
@@ -308,9 +309,16 @@ def _empty_states(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[
     return out, out.new_full(shape[:-1], -torch.inf, dtype=torch.float32)
 
 
-def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
+def tile_shape(
+    packed_rows: float, block_d: int, itemsize: int, *, latent: bool = False
+) -> tuple[int, int, int, int]:
     """``BLOCK_M``, ``BLOCK_N``, warps and stages for tiles with ``packed_rows`` packed rows on
     average."""
+    if latent:
+        # the keys' tile is the values' tile
+        block_m, block_n = (64, 32) if itemsize < 4 else (32, 16)
+        block_m = max(16, min(block_m, triton.next_power_of_2(round(packed_rows))))
+        return block_m, block_n, 8 if block_m > 16 else 4, 2
     max_block = (128 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     block_m = max(16, min(max_block, triton.next_power_of_2(round(packed_rows))))
     block_n = min(max_block, 64)
