@@ -6,6 +6,7 @@ from typing import Any
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.fields import Json, number, rows, shown, switch, text, whole
+from looseleaf.models.config.experts import read_experts
 from looseleaf.models.config.rope_reader import (
     LEAST_FACTOR,
     max_positions,
@@ -291,6 +292,30 @@ def _granite(raw: Json) -> ModelConfig:
     )
 
 
+def _mixtral(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 8, "rope_theta": 1e6, **raw}
+    common = _gated(raw, norm_eps=1e-5)
+    return ModelConfig(
+        **common,
+        windows=_uniform_windows(raw, common["num_layers"]),
+        experts=read_experts(raw, normalized=True, num_experts=8, top_k=2),
+    )
+
+
+def _qwen3_moe(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 4, **raw}
+    common, bias = _gated(raw), switch(raw, "attention_bias")
+    window = {"sliding_window": 4096, **raw} if switch(raw, "use_sliding_window") else {}
+    return ModelConfig(
+        **common,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        windows=_uniform_windows(window, common["num_layers"]),
+        experts=read_experts(raw, num_experts=128, top_k=8, inner=768),
+    )
+
+
 def _olmo2(raw: Json) -> ModelConfig:
     bias = switch(raw, "attention_bias")
     return ModelConfig(
@@ -335,4 +360,6 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "glm4": _glm,
     "granite": _granite,
     "olmo2": _olmo2,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
 }
