@@ -21,8 +21,10 @@ from looseleaf.config import Fuse
 from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
 from looseleaf.graphs.prefill import PassGraphs, PassKey
 from looseleaf.models import Decoder
+from looseleaf.models.experts import apply_experts
 from looseleaf.models.layers import apply_gated
 from looseleaf.ops.dense.likeliest import likeliest
+from looseleaf.ops.experts.mlp import rows_of_kernels
 from looseleaf.ops.rotate import rotate
 
 # rows of a pass that is too long for a graph, and rows of passes with graphs
@@ -91,10 +93,17 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
 @torch.inference_mode()
 def _launch_products(model: Decoder) -> None:
     """Launch the matrix products whose kernel depends on the number of rows."""
-    gate_up = model.weights.layers[0].gate_up
-    for rows in _OF_PRODUCTS if model.device.type == "cuda" else ():
-        normed = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
-        apply_gated(normed, gate_up, model.config)
+    config, law, device = model.config, model.config.experts, model.device
+    if device.type != "cuda":
+        return
+    for layer in {layer.router is None: layer for layer in model.weights.layers}.values():
+        of_experts = [] if law is None else rows_of_kernels(law.num_slots, law.num_stored)
+        for rows in _OF_PRODUCTS if layer.router is None else of_experts:
+            normed = torch.zeros(rows, config.hidden_size, dtype=model.dtype, device=device)
+            if layer.router is None:
+                apply_gated(normed, layer.gate_up, config)
+            else:
+                apply_experts(normed, layer, config)
 
 
 def _launch_spans(
