@@ -90,9 +90,7 @@ def model_shape(name: str) -> ModelConfig:
     return MODEL_SHAPES[name]
 
 
-def random_decoder(
-    shape: str, device: torch.device, quantize: Quantize | None = None
-) -> Decoder:
+def random_decoder(shape: str, device: torch.device, quantize: Quantize | None = None) -> Decoder:
     """A model with random weights in the shape's dtype; several engines may share it.
 
     ``quantize`` narrows the matrices of layers, as the engine's option does. Raises InvalidOption

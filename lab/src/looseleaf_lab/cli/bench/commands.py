@@ -182,7 +182,9 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     "--line",
     "lines",
     multiple=True,
-    type=click.Choice(["cached", "cold", "shared", "private", "decode", "short", "prefill", "rates"]),
+    type=click.Choice(
+        ["cached", "cold", "shared", "private", "decode", "short", "prefill", "rates"]
+    ),
     help="of the table; may be given several times [default: all]",
 )
 @OUTPUT
