@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-FAMILIES = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2", *_LATENT)
+_DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe")
+LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+FAMILIES = (*_DENSE, *EXPERT_FAMILIES, *LATENT_FAMILIES)
 ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4", "deepseek_v3")
 """One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
 RoPE laws by layer, a part of the head rotated, latents. The others differ in products and norms only."""
@@ -74,6 +76,11 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"attention_bias": True, "mlp_bias": True},
         **{"embedding_multiplier": 3.0, "residual_multiplier": 0.7},
         **{"attention_multiplier": 0.4, "logits_scaling": 0.25},
+    },
+    "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW, "head_dim": 24},
+    "qwen3_moe": {
+        **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+        **{"head_dim": 32, "mlp_only_layers": [1]},
     },
 }
 

@@ -6,7 +6,8 @@ from typing import Any
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.fields import Json, number, rows, shown, switch, text, whole
-from looseleaf.models.config.latent import latent_fields, with_defaults
+from looseleaf.models.config.experts import read_experts
+from looseleaf.models.config.latent import latent_experts, latent_fields, with_defaults
 from looseleaf.models.config.rope_reader import (
     LEAST_FACTOR,
     max_positions,
@@ -292,6 +293,30 @@ def _granite(raw: Json) -> ModelConfig:
     )
 
 
+def _mixtral(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 8, "rope_theta": 1e6, **raw}
+    common = _gated(raw, norm_eps=1e-5)
+    return ModelConfig(
+        **common,
+        windows=_uniform_windows(raw, common["num_layers"]),
+        experts=read_experts(raw, normalized=True, num_experts=8, top_k=2),
+    )
+
+
+def _qwen3_moe(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 4, **raw}
+    common, bias = _gated(raw), switch(raw, "attention_bias")
+    window = {"sliding_window": 4096, **raw} if switch(raw, "use_sliding_window") else {}
+    return ModelConfig(
+        **common,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        windows=_uniform_windows(window, common["num_layers"]),
+        experts=read_experts(raw, num_experts=128, top_k=8, inner=768),
+    )
+
+
 def _olmo2(raw: Json) -> ModelConfig:
     bias = switch(raw, "attention_bias")
     return ModelConfig(
@@ -307,21 +332,14 @@ def _olmo2(raw: Json) -> ModelConfig:
 
 def _deepseek(raw: Json) -> ModelConfig:
     raw = with_defaults(raw)
-    num_layers = whole(raw, "num_hidden_layers", most=_MAX_LAYERS)
-    dense = whole(raw, "first_k_dense_replace", 0, least=0)
-    if raw["model_type"] == "glm4_moe_lite":
-        kinds = rows(raw, "mlp_layer_types")
-        dense = len(kinds) if kinds == ["dense"] * num_layers else 1
-    if dense < num_layers:
-        raise UnsupportedModel(
-            f"layers from {dense} on are mixtures of experts, which are not implemented: use a "
-            "model with dense layers"
-        )
-    return ModelConfig(**{**_shape(raw), **latent_fields(raw)}, **{
-        "norm_eps": number(raw, "rms_norm_eps", 1e-5 if "glm" in str(raw["model_type"]) else 1e-6),
-        "activation": _activation(raw, "silu"),
-        "mlp_bias": raw["model_type"] == "deepseek_v2" and switch(raw, "mlp_bias"),
-    })
+    shape = _shape(raw)
+    return ModelConfig(
+        **{**shape, **latent_fields(raw)},
+        norm_eps=number(raw, "rms_norm_eps"),
+        activation=_activation(raw, "silu"),  # type: ignore[arg-type]
+        mlp_bias=shape["family"] == "deepseek_v2" and switch(raw, "mlp_bias"),
+        experts=latent_experts(raw, shape["num_layers"]),
+    )
 
 
 def _factor(raw: Json, name: str, default: float) -> float:
@@ -355,6 +373,8 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "glm4": _glm,
     "granite": _granite,
     "olmo2": _olmo2,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     # Kimi K2 is DeepSeek V3 by another name

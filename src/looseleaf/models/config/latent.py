@@ -1,24 +1,40 @@
-"""Latent attention's fields in ``config.json``: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
+"""Fields of models with latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
-from looseleaf.config import LatentConfig, RopeConfig
+from looseleaf.config import ExpertConfig, LatentConfig, RopeConfig
 from looseleaf.errors import UnsupportedModel
-from looseleaf.models.checkpoint.fields import Json, mapping, number, switch, whole
+from looseleaf.models.checkpoint.fields import (
+    Json,
+    mapping,
+    number,
+    rows,
+    shown,
+    switch,
+    text,
+    whole,
+)
+from looseleaf.models.config.experts import read_experts
 from looseleaf.models.config.rope_reader import read_rope
 
-_DEFAULTS = {
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "hidden_act": "silu",
+_DEFAULTS: dict[str, Any] = {
+    **{"kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128, "rms_norm_eps": 1e-6},
+    **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "n_group": 8, "topk_group": 4},
+    **{"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048},
+    **{"n_shared_experts": 1, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3},
 }
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "glm4_moe_lite": {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
+    "deepseek_v2": {
+        **{"n_routed_experts": 64, "moe_intermediate_size": 1407, "n_shared_experts": 2},
+        **{"routed_scaling_factor": 1.0, "first_k_dense_replace": 0, "topk_method": "greedy"},
+    },
+    "glm4_moe_lite": {
+        **{"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5},
+        **{"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536},
+        **{"routed_scaling_factor": 1.8, "n_group": 1, "topk_group": 1},
+    },
 }
 # far above the values of real models
 _MOST = 1 << 16
@@ -58,6 +74,42 @@ def latent_fields(raw: Json) -> dict[str, Any]:
         "softmax_scale": latent.query_dim**-0.5 * _scale_factor(raw, rope),
         "latent": latent,
     }
+
+
+def latent_experts(raw: Json, num_layers: int) -> ExpertConfig | None:
+    """The experts of these families; None if all layers are dense. Raises UnsupportedModel."""
+    law: dict[str, Any] = {
+        "num_experts": raw["n_routed_experts"],
+        "top_k": raw["num_experts_per_tok"],
+        "inner": raw["moe_intermediate_size"],
+        "num_shared": whole(raw, "n_shared_experts", 0, least=0),
+        "scaling": number(raw, "routed_scaling_factor"),
+    }
+    if raw["model_type"] == "deepseek_v2":
+        law |= {"normalized": False, "group_scores": 1}
+    else:
+        normalized = switch(raw, "norm_topk_prob", True)
+        law |= {"scoring": "sigmoid", "selection_bias": True, "normalized": normalized}
+    if _has_groups(raw):
+        law |= {"num_groups": whole(raw, "n_group"), "top_groups": whole(raw, "topk_group")}
+    experts = read_experts(raw, **law)
+    if raw["model_type"] == "glm4_moe_lite":
+        kinds = rows(raw, "mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
+        dense = tuple(n for n, kind in enumerate(kinds) if kind == "dense")
+        experts = replace(experts, dense_layers=dense)
+    return None if len(experts.dense_layers) == num_layers else experts
+
+
+def _has_groups(raw: Json) -> bool:
+    """Whether the router chooses groups of experts first."""
+    if raw["model_type"] != "deepseek_v2":
+        return True
+    method = text(raw, "topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModel(
+            f"topk_method {shown(method)} is not implemented: use greedy or group_limited_greedy"
+        )
+    return method != "greedy"
 
 
 def _scale_factor(raw: Json, rope: RopeConfig) -> float:
