@@ -6,11 +6,11 @@ Run in a process of its own by `test_compile.py`: triton must not be interpreted
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 
 from looseleaf.config import ExpertConfig
+from looseleaf.attention.plan.cost_model import default_cost_model
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
@@ -99,10 +99,10 @@ from looseleaf_lab.testing.scene import Scene, Shape
 EVERY_FEATURE = Shape(
     masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True
 )
-LATENT: dict[str, Any] = {
-    **{"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "rotary_dim": 64},
-    **{"interleaved": True, "latent": True},
-}
+LATENT = Shape(
+    dtype=torch.bfloat16, num_qo_heads=16, num_kv_heads=1, head_dim=576, rotary_dim=64,
+    interleaved=True, latent=True,
+)  # fmt: skip
 SHAPES = {
     "bf16-64": Shape(dtype=torch.bfloat16),
     "bf16-128": Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=8),
@@ -112,10 +112,6 @@ SHAPES = {
     "fp32-32-mqa": Shape(num_qo_heads=7, num_kv_heads=1, head_dim=32, page_size=32),
     "fp32-96-features": replace(EVERY_FEATURE, head_dim=96),
     "fp32-256": Shape(head_dim=256),
-    "bf16-latent": Shape(dtype=torch.bfloat16, **LATENT),
-    "fp16-latent-features": Shape(
-        dtype=torch.float16, masks=True, patches=True, window=40, **LATENT
-    ),
 }
 KERNELS = (
     _attention_received_kernel,
@@ -358,6 +354,27 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_latent() -> Iterator[Compiled]:
+    """Both tiles of decode over latent keys, prefill with patches, and a store."""
+    costs = default_cost_model(LATENT.head_dim, 2, 132, latent=True)
+    kernels_of = _partial_attention_kernel, _prefill_attention_kernel, _store_kv_kernel
+    with compiling(*kernels_of) as kernels:
+        scene = SceneBuilder(0, LATENT).decode()
+        pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule)
+        bounds = torch.tensor([0, 1], dtype=torch.int32)
+        for cost in (costs.narrow, costs.wide):
+            work = replace(work_list(scene), tiles=(cost.tile,), tile_indptr=bounds)
+            partial_attention_triton(scene.q, *pages, work, *rest)
+        positions, k = torch.arange(len(scene.q)), scene.q[:, :1]
+        store_kv_triton(k, k, positions, positions, scene.rotation, *pages)
+        shape = replace(LATENT, masks=True, patches=True)
+        scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
+        spans = span_list(scene, rows_of, spans_of, tile_rows=8)
+        rest = scene.rotation, scene.rule, scene.slot_positions
+        prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+    yield from kernels
+
+
 if __name__ == "__main__":
     for name, shape in SHAPES.items():
         for kernel in compiled(shape):
@@ -371,5 +388,7 @@ if __name__ == "__main__":
         print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
     for kernel in compiled_experts():
         print(json.dumps({"shape": "experts"} | asdict(kernel)), flush=True)
+    for kernel in compiled_latent():
+        print(json.dumps({"shape": "latent"} | asdict(kernel)), flush=True)
     for kernel in (*compiled_hopper(64), *compiled_groups(14)):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

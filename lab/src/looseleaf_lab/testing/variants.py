@@ -24,8 +24,14 @@ VARIANTS: dict[str, Shape] = {
         head_dim=48, num_qo_heads=6, num_kv_heads=1, rotary_dim=16, interleaved=True, latent=True
     ),
     "latent-patches": Shape(
-        head_dim=40, num_qo_heads=6, num_kv_heads=1, rotary_dim=8, latent=True,
-        masks=True, patches=True, window=40,
+        head_dim=40,
+        num_qo_heads=6,
+        num_kv_heads=1,
+        rotary_dim=8,
+        latent=True,
+        masks=True,
+        patches=True,
+        window=40,
     ),
     "per-head-pages": Shape(per_head=True),
     "everything": Shape(

@@ -31,7 +31,13 @@ class DeviceProbe:
         units = 4 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 8
         items = max_items or 2 * units // shape.num_kv_heads
         self._num_pages = items * LONG // shape.page_size
-        size = (1 if shape.latent else 2, self._num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        size = (
+            1 if shape.latent else 2,
+            self._num_pages,
+            shape.num_kv_heads,
+            shape.page_size,
+            shape.head_dim,
+        )
         pages = torch.empty(size, dtype=shape.dtype, device=device).normal_()
         self._pages = pages.to(shape.kv_dtype)
         angles = torch.zeros(LONG + 1, (shape.rotary_dim or shape.head_dim) // 2, device=device)

@@ -380,9 +380,7 @@ def _num_sms(tensor: Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
-def plain_tile(
-    packed_rows: float, block_d: int, itemsize: int, *, latent: bool = False
-) -> Tile:
+def plain_tile(packed_rows: float, block_d: int, itemsize: int, *, latent: bool = False) -> Tile:
     """The tile of an unplanned list with ``packed_rows`` packed rows per item on average."""
     if latent:
         is_wide, block_n = packed_rows > 16 and itemsize < 4, 32 if itemsize < 4 else 16

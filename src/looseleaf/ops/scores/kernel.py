@@ -75,9 +75,7 @@ def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def score_turned(
-    b_q, p_key, stride_d, seen, ROTARY_DIM: tl.constexpr, BLOCK_T: tl.constexpr
-):
+def score_turned(b_q, p_key, stride_d, seen, ROTARY_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
     """Products [M, N] of scaled rows [M, BLOCK_T] and the first dims of keys at ``p_key`` [N].
 
     ``seen`` [N] are the keys to load, None for all."""
@@ -152,7 +150,9 @@ def store_zeros(p_out, m_row, DIMS: tl.constexpr, BLOCK: tl.constexpr):
 def latent_blocks(rotation: Rotation, head_dim: int) -> tuple[int, int]:
     """``BLOCK_D`` and ``BLOCK_T`` of latent keys: their values, then the rotated dims before them."""
     values = head_dim - rotation.rotary_dim
-    return max(16, triton.next_power_of_2(values)), max(16, triton.next_power_of_2(rotation.rotary_dim))
+    return max(16, triton.next_power_of_2(values)), max(
+        16, triton.next_power_of_2(rotation.rotary_dim)
+    )
 
 
 def tile_stages(block_n: int, block_d: int, itemsize: int) -> int:
