@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 
 import torch
 
-from looseleaf.config import ExpertConfig
 from looseleaf.attention.plan.cost_model import default_cost_model
+from looseleaf.config import ExpertConfig
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,

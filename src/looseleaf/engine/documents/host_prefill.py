@@ -129,7 +129,7 @@ class HostedPass:
         return merge_all(states).out.to(dtype)
 
     def _planes(self, k: Tensor, v: Tensor) -> Tensor:
-        """Keys and values of rows as the segment stores them, ``[planes, kv_heads, rows, head_dim]``."""
+        """Keys and values as the segment stores them, ``[planes, kv_heads, rows, head_dim]``."""
         return torch.stack((k, v)[: self.job.segment.kv.shape[1]]).transpose(1, 2)
 
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:

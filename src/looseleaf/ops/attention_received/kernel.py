@@ -155,7 +155,8 @@ def attention_received_triton(
         rotation.cos.stride(0), rule.softmax_scale, rule.soft_cap, rule.window,
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
         INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
-        WIDENED=k_pages.dtype is FP8, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_T=block_t,
+        WIDENED=k_pages.dtype is FP8, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        BLOCK_T=block_t,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return received.amax(0)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from looseleaf.types import AttnState
 
-
 # the library's kernels have no wider heads
 _MOST_DIMS = 256
 

@@ -218,7 +218,8 @@ def unpack_pages_triton(
     planes = kv.shape[1]
     _unpack_pages_kernel[(blocks, planes * len(packed))](
         packed, packed.view(torch.int32), page_list, kv.view(torch.int16), first,
-        planes * first_layer, kv.shape[2], RUN=run, PAGE_NUMBERS=heads * page_size * head_dim, BLOCK=BLOCK, GROUP=GROUP,
+        planes * first_layer, kv.shape[2],
+        RUN=run, PAGE_NUMBERS=heads * page_size * head_dim, BLOCK=BLOCK, GROUP=GROUP,
         HALF=_HALF_GROUPS, SPILLED=SPILLED, LOW_AT=LOW_AT, TOPS_AT=TOPS_AT, COUNT_AT=COUNT_AT,
         BYTES=BLOCK_BYTES, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

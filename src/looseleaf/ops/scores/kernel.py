@@ -148,7 +148,7 @@ def store_zeros(p_out, m_row, DIMS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def latent_blocks(rotation: Rotation, head_dim: int) -> tuple[int, int]:
-    """``BLOCK_D`` and ``BLOCK_T`` of latent keys: their values, then the rotated dims before them."""
+    """``BLOCK_D`` and ``BLOCK_T`` of latent keys: of their values, and of the rotated dims."""
     values = head_dim - rotation.rotary_dim
     return max(16, triton.next_power_of_2(values)), max(
         16, triton.next_power_of_2(rotation.rotary_dim)
