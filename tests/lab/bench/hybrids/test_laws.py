@@ -25,7 +25,7 @@ from looseleaf_lab.bench.hybrids.tiny import FAMILIES, VOCAB_SIZE, random_hybrid
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*falling back.*")
 # a lead, documents longer than a chunk and shorter than a convolution's kernel, and a question
-LENGTHS = {"lead": 9, "long": 70, "other": 40, "short": 2, "question": 5}
+LENGTHS = {"lead": 9, "long": 66, "other": 12, "short": 2, "question": 5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def budget(tokens: int, dtype: torch.dtype) -> float:
     return tokens * torch.finfo(dtype).eps
 
 
-ORDERS = [("long", "other"), ("other", "long"), ("short", "long"), ("long", "other", "short")]
+ORDERS = [("long", "other", "short"), ("short", "other", "long")]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from looseleaf.errors import InvalidOption
 from looseleaf_lab.bench.hybrids import HybridsConfig, measure
-from looseleaf_lab.bench.hybrids.shapes import SHAPES
+from looseleaf_lab.bench.hybrids.shapes import SHAPES, HybridShape
 
 QWEN, *_, GRANITE = SHAPES
 
@@ -25,7 +26,7 @@ def test_bytes_of_mamba2() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_factors_and_dense_maps_weigh_the_same_at_the_border(
-    shape: "type(QWEN)",  # type: ignore[valid-type]
+    shape: HybridShape,
 ) -> None:
     tokens = shape.factored_tokens
     assert tokens * shape.factor_bytes == pytest.approx(shape.map_bytes)
@@ -41,11 +42,19 @@ def test_the_pages_table_is_computed() -> None:
         assert printed == [f"{value:.3g}" for value in values], shape.name
 
 
+@pytest.mark.parametrize("field", ["parts", "families"])
+def test_an_unknown_choice_is_refused(field: str) -> None:
+    with pytest.raises(InvalidOption, match=f"unknown {field} .'stone'.: choose from"):
+        HybridsConfig(**{field: ("stone",)})  # type: ignore[arg-type]
+
+
 def test_each_part_yields_its_rows() -> None:
-    config = HybridsConfig(documents=1, document_tokens=4, head_tokens=4)
+    config = HybridsConfig(
+        documents=1, document_tokens=4, head_tokens=4, families=("granitemoehybrid",)
+    )
     rows = [*measure(config)]
     assert {row["part"] for row in rows} == {"laws", "heads", "sizes"}
     assert len({tuple(row) for row in rows}) == 1
     composed = [r for r in rows if r["measurement"] == "composed state from its recurrence"]
-    assert len(composed) == 8
+    assert len(composed) == 2
     assert max(float(row["value"]) for row in composed) < 1e-5

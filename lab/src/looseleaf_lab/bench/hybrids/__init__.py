@@ -3,5 +3,6 @@
 A prototype: it reads Transformers' models and answers whether the maps hold. No engine uses it."""
 
 from looseleaf_lab.bench.hybrids.rows import PARTS, HybridsConfig, measure
+from looseleaf_lab.bench.hybrids.tiny import FAMILIES
 
-__all__ = ["PARTS", "HybridsConfig", "measure"]
+__all__ = ["FAMILIES", "PARTS", "HybridsConfig", "measure"]

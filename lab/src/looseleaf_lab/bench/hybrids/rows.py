@@ -46,11 +46,15 @@ class HybridsConfig:
     head_tokens: int = 1024
     seed: int = 0
     parts: tuple[Part, ...] = PARTS
+    families: tuple[str, ...] = FAMILIES
 
     def __post_init__(self) -> None:
         unknown = set(self.parts) - {*PARTS}
         if unknown:
             raise InvalidOption(f"unknown parts {sorted(unknown)}: choose from {PARTS}")
+        strange = set(self.families) - {*FAMILIES}
+        if strange:
+            raise InvalidOption(f"unknown families {sorted(strange)}: choose from {FAMILIES}")
 
 
 def measure(config: HybridsConfig, progress: Progress = SILENT) -> Iterator[Row]:
@@ -62,7 +66,7 @@ def measure(config: HybridsConfig, progress: Progress = SILENT) -> Iterator[Row]
 
 
 def _laws(config: HybridsConfig, progress: Progress) -> Iterator[Figure]:
-    cases = [(family, dtype) for family in FAMILIES for dtype in ("float64", "float32")]
+    cases = [(family, dtype) for family in config.families for dtype in ("float64", "float32")]
     for family, dtype in progress.over(cases, ", ".join):
         for figure in _tiny_model(config, family, getattr(torch, dtype)):
             yield f"{family}, {dtype}", *figure

@@ -23,17 +23,20 @@ from looseleaf_lab.errors import INSTALL
     type=click.Choice(["laws", "heads", "sizes"]),
     help="measure only this part; may be repeated",
 )
+@click.option("--family", "families", multiple=True, help="of tiny models; may be repeated")
 @OUTPUT
-def hybrids(parts: tuple[Any, ...], output: Path | None, **sizes: Any) -> None:
+def hybrids(
+    parts: tuple[Any, ...], families: tuple[str, ...], output: Path | None, **sizes: Any
+) -> None:
     """Composed states against recurrences, and bytes and work of maps, for Qwen3-Next and others.
 
     Models are tiny and random; sizes are those of published shapes."""
     if find_spec("transformers") is None:
         raise InvalidOption(f"the models need transformers: {INSTALL}")
-    from looseleaf_lab.bench.hybrids import PARTS, HybridsConfig, measure
+    from looseleaf_lab.bench.hybrids import FAMILIES, PARTS, HybridsConfig, measure
     from looseleaf_lab.bench.results import show_table
 
-    config = HybridsConfig(**sizes, parts=parts or PARTS)
+    config = HybridsConfig(**sizes, parts=parts or PARTS, families=families or FAMILIES)
     with bench_progress(config, "cpu") as progress:
         rows = collect(measure(config, progress), _summarize, output, "hybrids")
     for part in dict.fromkeys(row["part"] for row in rows):
