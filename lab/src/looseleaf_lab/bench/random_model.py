@@ -200,7 +200,7 @@ def random_weights(
             "router": Router(padded_router(router) if router.is_cuda else router.float()),
         }
 
-    head_norms = {"q_norm": norm(model.head_dim), "k_norm": norm(model.head_dim)}
+    head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
@@ -208,7 +208,8 @@ def random_weights(
             output=projection(hidden, q_size),
             mlp_norm=norm(),
             **mlp(layer),
-            **(head_norms if model.qk_norm else {}),
+            q_norm=head_norm,
+            k_norm=head_norm,
         )
         for layer in range(model.num_layers)
     )
