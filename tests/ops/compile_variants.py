@@ -280,7 +280,8 @@ def compiled_scaled() -> Iterator[Compiled]:
                 out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
                 launch_scaled(x, matrix, out, chained=True, words=True)
             scaled_linear_triton(x.half(), matrix)
-            launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+            if kind != "int4":
+                launch_vectors(x[:1], matrix, out[:, :1], chained=True)
         quantize_rows_triton(x)
     yield from found
 

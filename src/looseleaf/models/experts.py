@@ -26,8 +26,15 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
         return _sum_by_expert(normed, layer, routes, config)
     (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
     assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "plain matrices"
-    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    return expert_mlp(normed, gate_up, down, routes, activation=config.activation, **biases)
+    return expert_mlp(
+        normed,
+        gate_up,
+        down,
+        routes,
+        activation=config.activation,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
 
 
 def _logits(normed: Tensor, router: Router) -> Tensor:

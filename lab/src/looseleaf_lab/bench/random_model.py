@@ -2,15 +2,31 @@
 
 For speed only: the answers of a random model are meaningless."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from looseleaf.config import EngineConfig, LatentConfig, ModelConfig, Quantize, RopeConfig
+from looseleaf.config import (
+    EngineConfig,
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    Quantize,
+    RopeConfig,
+)
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
-from looseleaf.models.layers import DecoderWeights, LatentWeights, LayerWeights, Norm
+from looseleaf.models.checkpoint.expert_tensors import padded_router
+from looseleaf.models.layers import (
+    DecoderWeights,
+    LatentWeights,
+    LayerWeights,
+    Norm,
+    Router,
+)
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
@@ -39,6 +55,21 @@ MODEL_SHAPES = {
         max_position_embeddings=131_072,
         norm_eps=1e-5,
         torch_dtype="bfloat16",
+    ),
+    "qwen3-30b-a3b": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=48,
+        num_qo_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        rope=RopeConfig(head_dim=128, rotary_dim=128, theta=1e6, max_position_embeddings=40_960),
+        max_position_embeddings=40_960,
+        qk_norm=True,
+        torch_dtype="bfloat16",
+        experts=ExpertConfig(num_experts=128, top_k=8, intermediate_size=768),
     ),
     "smollm2-135m": ModelConfig(
         family="llama",
@@ -108,6 +139,20 @@ MODEL_SHAPES = {
         rope=RopeConfig(head_dim=64, rotary_dim=64),
         max_position_embeddings=32_768,
     ),
+    "tiny-experts": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(head_dim=16, rotary_dim=16),
+        max_position_embeddings=4096,
+        qk_norm=True,
+        experts=ExpertConfig(num_experts=8, top_k=2, intermediate_size=32, dense_layers=(0,)),
+    ),
     "tiny": ModelConfig(
         family="llama",
         vocab_size=512,
@@ -172,7 +217,7 @@ def random_weights(
     With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``.
     With ``quantize``, matrices of layers are narrowed to these codes."""
     generator = torch.Generator(device).manual_seed(0)
-    hidden, inner = model.hidden_size, model.intermediate_size
+    hidden, law = model.hidden_size, model.experts
     features = (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
     if model.latent is not None:
         queries = model.latent.query_rank or model.num_qo_heads * model.latent.query_dim
@@ -205,25 +250,40 @@ def random_weights(
             projection(query_size, rank) if rank else None,
         )
 
-    def projection(rows: int, columns: int) -> Projection:
+    def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
             return Projection(random_quantized(rows, columns))
         if quantize is not None:
             narrowed = quantize_matrix(random_weight(rows, columns), quantize)
             return Projection(QuantizedWeight([narrowed.laid_out()], dtype))
-        return pack(Projection(random_weight(rows, columns)))
+        plain = Projection(random_weight(rows, columns))
+        return pack(plain) if packs else plain
 
+    def mlp(layer: int) -> dict[str, Any]:
+        if law is None or not model.has_experts(layer):
+            inner = model.intermediate_size
+            return {"gate_up": projection(2 * inner, hidden), "down": projection(hidden, inner)}
+        count, inner = law.num_stored, law.intermediate_size
+        router = random_weight(law.num_experts, hidden)
+        return {
+            "gate_up": projection(count * 2 * inner, hidden, packs=False),
+            "down": projection(count * hidden, inner, packs=False),
+            "router": Router(padded_router(router) if router.is_cuda else router.float()),
+        }
+
+    head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
             qkv=projection(features, hidden),
             output=projection(hidden, model.output_dim),
             mlp_norm=norm(),
-            gate_up=projection(2 * inner, hidden),
-            down=projection(hidden, inner),
+            **mlp(layer),
+            q_norm=head_norm,
+            k_norm=head_norm,
             latent=latent(),
         )
-        for _ in range(model.num_layers)
+        for layer in range(model.num_layers)
     )
     if blocks is not None:
         quantized = random_quantized(model.vocab_size, hidden)

@@ -1,10 +1,11 @@
 """Fields of models with latent attention: DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from looseleaf.config import ExpertConfig, LatentConfig, RopeConfig
+from looseleaf.config import ExpertConfig, LatentConfig, ModelConfig, RopeConfig
 from looseleaf.errors import UnsupportedModel
 from looseleaf.models.checkpoint.fields import (
     Json,
@@ -16,7 +17,8 @@ from looseleaf.models.checkpoint.fields import (
     text,
     whole,
 )
-from looseleaf.models.config.experts import read_experts
+from looseleaf.models.config.experts import MAX_GROUPS, MAX_SHARED, read_experts
+from looseleaf.models.config.families import gated
 from looseleaf.models.config.rope_reader import read_rope
 
 _DEFAULTS: dict[str, Any] = {
@@ -40,12 +42,12 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
 _MOST = 1 << 16
 
 
-def with_defaults(raw: Json) -> Json:
+def _with_defaults(raw: Json) -> Json:
     """``raw`` with the family's values of absent fields."""
     return {**_DEFAULTS, **_FAMILY_DEFAULTS.get(str(raw["model_type"]), {}), **raw}
 
 
-def latent_fields(raw: Json) -> dict[str, Any]:
+def _latent_fields(raw: Json) -> dict[str, Any]:
     """The fields of `ModelConfig` that describe latent attention.
 
     Raises UnsupportedModel for biases of attention."""
@@ -76,13 +78,13 @@ def latent_fields(raw: Json) -> dict[str, Any]:
     }
 
 
-def latent_experts(raw: Json, num_layers: int) -> ExpertConfig | None:
+def _latent_experts(raw: Json, num_layers: int) -> ExpertConfig | None:
     """The experts of these families; None if all layers are dense. Raises UnsupportedModel."""
     law: dict[str, Any] = {
         "num_experts": raw["n_routed_experts"],
         "top_k": raw["num_experts_per_tok"],
         "inner": raw["moe_intermediate_size"],
-        "num_shared": whole(raw, "n_shared_experts", 0, least=0),
+        "num_shared": whole(raw, "n_shared_experts", 0, least=0, most=MAX_SHARED),
         "scaling": number(raw, "routed_scaling_factor"),
     }
     if raw["model_type"] == "deepseek_v2":
@@ -91,7 +93,8 @@ def latent_experts(raw: Json, num_layers: int) -> ExpertConfig | None:
         normalized = switch(raw, "norm_topk_prob", True)
         law |= {"scoring": "sigmoid", "selection_bias": True, "normalized": normalized}
     if _has_groups(raw):
-        law |= {"num_groups": whole(raw, "n_group"), "top_groups": whole(raw, "topk_group")}
+        groups = (whole(raw, name, most=MAX_GROUPS) for name in ("n_group", "topk_group"))
+        law |= dict(zip(("num_groups", "top_groups"), groups, strict=True))
     experts = read_experts(raw, **law)
     if raw["model_type"] == "glm4_moe_lite":
         kinds = rows(raw, "mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
@@ -119,3 +122,22 @@ def _scale_factor(raw: Json, rope: RopeConfig) -> float:
     if rope.law == "default" or not weight or rope.factor <= 1:
         return 1.0
     return (0.1 * weight * math.log(rope.factor) + 1.0) ** 2
+
+
+def _latent(raw: Json) -> ModelConfig:
+    raw = _with_defaults(raw)
+    common = gated(raw)
+    return ModelConfig(
+        **{**common, **_latent_fields(raw)},
+        mlp_bias=common["family"] == "deepseek_v2" and switch(raw, "mlp_bias"),
+        experts=_latent_experts(raw, common["num_layers"]),
+    )
+
+
+LATENTS: dict[str, Callable[[Json], ModelConfig]] = {
+    "deepseek_v2": _latent,
+    "deepseek_v3": _latent,
+    # Kimi K2 is DeepSeek V3 by another name
+    "kimi_k2": _latent,
+    "glm4_moe_lite": _latent,
+}

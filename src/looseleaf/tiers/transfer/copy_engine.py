@@ -64,8 +64,8 @@ _Region = _structure("_Region", start=_LONG, end=_LONG, event=_POINTER)
 _Setup = _structure(
     "_Setup", calls=Calls, device=_LONG, copy_stream=_POINTER, unpack_stream=_POINTER,
     pages=_POINTER, page=_LONG, plane=_LONG, planes=_LONG, pool_pages=_LONG,
-    ring=_POINTER, ring_bytes=_LONG, packed_page=_LONG, alignment=_LONG, kernel=_POINTER, blocks=_LONG, threads=_LONG, shared=_LONG,
-    copied=_POINTER, regions=_POINTER, num_regions=_LONG,
+    ring=_POINTER, ring_bytes=_LONG, packed_page=_LONG, alignment=_LONG, kernel=_POINTER,
+    blocks=_LONG, threads=_LONG, shared=_LONG, copied=_POINTER, regions=_POINTER, num_regions=_LONG,
 )  # fmt: skip
 
 

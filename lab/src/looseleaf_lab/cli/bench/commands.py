@@ -16,6 +16,7 @@ from looseleaf_lab.cli.bench.fleet import fleet
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
 from looseleaf_lab.cli.bench.http import http
+from looseleaf_lab.cli.bench.hybrids import hybrids
 from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.llamacpp import llamacpp
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
@@ -203,7 +204,7 @@ def serving(
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.bench.serving import ServingSizes, ServingVariant, measure
 
-    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    sizes = ServingSizes.of_shape(shape)
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     columns = (
@@ -264,7 +265,8 @@ def attention(
 
 
 for _command in (
-    agents, fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select, tiers,
+    agents, fleet, fuse, hits, hosted, http, hybrids, index, lazy, llamacpp, rate, relay, select,
+    tiers,
 ):  # fmt: skip
     bench.add_command(_command)
 
