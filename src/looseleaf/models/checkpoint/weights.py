@@ -27,6 +27,7 @@ from looseleaf.models.checkpoint.expert_tensors import (
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.latent_tensors import fused_tensors, read_latent
 from looseleaf.models.checkpoint.scaled_tensors import (
     UNUSED,
     StoredMatrix,
@@ -34,7 +35,7 @@ from looseleaf.models.checkpoint.scaled_tensors import (
     find_stored,
 )
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
-from looseleaf.models.layers import DecoderWeights, LatentWeights, LayerWeights, Norm
+from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import BlockMatrix
@@ -65,6 +66,9 @@ _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
 _PREDICTING = ("glm4_moe",)
 # buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
+# families whose files have layers after the last one, which predict several tokens
+_PREDICTING = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class _NormNames(NamedTuple):
@@ -147,14 +151,12 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
     norms = _NORM_NAMES.get(config.family, _NormNames())
-    latent = None if config.latent is None else _latent(reader, config, attention)
+    latent = None if config.latent is None else read_latent(reader, config, attention)
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
     if config.latent is not None:
-        rank, heads = config.latent.query_rank, config.num_qo_heads
-        qkv_names = ["q_a_proj" if rank else "q_proj", "kv_a_proj_with_mqa"]
-        qkv_sizes = [rank or heads * config.latent.query_dim, config.latent.key_dim]
+        qkv_names, qkv_sizes = fused_tensors(config)
     up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
     if config.family in _FUSED_GATES:
         up_names, up_sizes = ["gate_up_proj"], [2 * inner]
@@ -197,30 +199,6 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
         latent=latent,
-    )
-
-
-def _latent(reader: "_Checker", config: ModelConfig, attention: str) -> LatentWeights:
-    """The maps of latent attention; those of keys and values are dequantized."""
-    shape, heads = config.latent, config.num_qo_heads
-    assert shape is not None, "only for latent attention"
-    expanded = shape.nope_dim + shape.value_dim
-    both = reader.fused([attention + "kv_b_proj.weight"], [(heads * expanded, shape.rank)])
-    key_up, value_up = both.view(heads, expanded, shape.rank).split(
-        (shape.nope_dim, shape.value_dim), 1
-    )
-    query_norm = query_up = None
-    if rank := shape.query_rank:
-        query_norm = reader.norm(attention + "q_a_layernorm", rank, config)
-        query_up = reader.projection(
-            [attention + "q_b_proj"], [heads * shape.query_dim], rank, bias=False
-        )
-    return LatentWeights(
-        reader.norm(attention + "kv_a_layernorm", shape.rank, config),
-        key_up.contiguous(),
-        value_up.transpose(1, 2).contiguous(),
-        query_norm,
-        query_up,
     )
 
 
@@ -304,6 +282,9 @@ class _Checker:
 
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
+        if config.family in _PREDICTING:
+            layers = {name: _LAYER.match(name) for name in self._entries}
+            ignored |= {n for n, m in layers.items() if m and int(m[1]) >= config.num_layers}
         if config.family in _PREDICTING:
             layers = {name: _LAYER.match(name) for name in self._entries}
             ignored |= {

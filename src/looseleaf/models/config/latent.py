@@ -18,7 +18,7 @@ from looseleaf.models.checkpoint.fields import (
     whole,
 )
 from looseleaf.models.config.experts import MAX_GROUPS, MAX_SHARED, read_experts
-from looseleaf.models.config.families import gated
+from looseleaf.models.config.families import factor, gated
 from looseleaf.models.config.rope_reader import read_rope
 
 _DEFAULTS: dict[str, Any] = {
@@ -85,7 +85,7 @@ def _latent_experts(raw: Json, num_layers: int) -> ExpertConfig | None:
         "top_k": raw["num_experts_per_tok"],
         "inner": raw["moe_intermediate_size"],
         "num_shared": whole(raw, "n_shared_experts", 0, least=0, most=MAX_SHARED),
-        "scaling": number(raw, "routed_scaling_factor"),
+        "scaling": factor(raw, "routed_scaling_factor", 1.0),
     }
     if raw["model_type"] == "deepseek_v2":
         law |= {"normalized": False, "group_scores": 1}
