@@ -245,7 +245,7 @@ def _latent_costs(head_dim: int, itemsize: int, num_processors: int) -> CostMode
     if itemsize > 2:
         narrow, wide = Tile(16, 16, 4, 2, 1), Tile(32, 16, 8, 1, 1)
     else:
-        narrow, wide = Tile(16, 32, 4, 2, 2), Tile(64, 32, 8, 2, 1)
+        narrow, wide = Tile(16, 32, 4, 3, 2), Tile(64, 64, 8, 2, 1)
     programs = narrow.programs_per_sm * num_processors
     few = TileCost(narrow, programs, 3.0, 0.1 * scale, 0.035 * scale)
     # products bound the wide tile: e4m3 keys are widened
@@ -276,7 +276,9 @@ def other_tiles(
     room = _SHARED_BYTES // tile.programs_per_sm
 
     def fits(candidate: Tile) -> bool:
-        tiles = candidate.block_m + planes * candidate.num_stages * candidate.block_n
+        # the narrow tile of latent keys has a buffer fewer than stages
+        buffers = candidate.num_stages - (latent and candidate.block_m < 64)
+        tiles = candidate.block_m + planes * buffers * candidate.block_n
         return candidate.block_n >= 16 and tiles * block_d * itemsize <= room
 
     return [candidate for candidate in other if candidate != tile and fits(candidate)]

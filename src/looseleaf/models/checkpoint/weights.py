@@ -63,12 +63,9 @@ _COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
 # families whose layers after the last predict further tokens, which the decoder does not use
-_PREDICTING = ("glm4_moe",)
+_PREDICTING = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 # buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
-# families whose files have layers after the last one, which predict several tokens
-_PREDICTING = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class _NormNames(NamedTuple):
@@ -282,9 +279,6 @@ class _Checker:
 
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
-        if config.family in _PREDICTING:
-            layers = {name: _LAYER.match(name) for name in self._entries}
-            ignored |= {n for n, m in layers.items() if m and int(m[1]) >= config.num_layers}
         if config.family in _PREDICTING:
             layers = {name: _LAYER.match(name) for name in self._entries}
             ignored |= {

@@ -151,7 +151,7 @@ def _prefill_attention_kernel(
                     else:
                         b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
                     scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
-                    if mask_words is not None:
+                    if shown is not None:
                         scores = tl.where(shown[None, :], scores, float("-inf"))
                     acc, peak, total = fold_tile(
                         scores, b_v.to(b_q.dtype), acc, peak, total, mask_words is not None
