@@ -29,7 +29,11 @@ from looseleaf.ops.dense.scaled_linear.kernel import (
     scaled_linear_triton,
 )
 from looseleaf.ops.dense.scaled_linear.kernel import launch as launch_scaled
-from looseleaf.ops.dense.scaled_linear.vectors.kernel import _scaled_vectors_kernel, launch_vectors
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import (
+    _one_vector_kernel,
+    _scaled_vectors_kernel,
+    launch_vectors,
+)
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
 from looseleaf.ops.dense.split_linear.kernel import (
@@ -267,7 +271,8 @@ def compiled_gated() -> Iterator[Compiled]:
 def compiled_scaled() -> Iterator[Compiled]:
     """Products with codes, by that generation's instructions and without."""
     weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
-    with compiling(*kernels, _quantize_rows_kernel, _scaled_vectors_kernel) as found:
+    vectors = (_one_vector_kernel, _scaled_vectors_kernel)
+    with compiling(*kernels, _quantize_rows_kernel, *vectors) as found:
         for kind in ("fp8", "int8", "int4"):
             matrix = quantize(weight, kind)
             for rows in (1, 64):
@@ -275,8 +280,8 @@ def compiled_scaled() -> Iterator[Compiled]:
                 out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
                 launch_scaled(x, matrix, out, chained=True, words=True)
             scaled_linear_triton(x.half(), matrix)
-            if kind != "int4":
-                launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+            for rows in (1, 2) if kind != "int4" else ():
+                launch_vectors(x[:rows], matrix, out[:, :rows], chained=True)
         quantize_rows_triton(x)
     yield from found
 

@@ -242,7 +242,7 @@ def scaled_summands_triton(
     # tensor cores are faster from 4 bits
     is_few = rows in (1, 2, MAX_VECTORS) and matrix.kind != "int4"
     parts = (
-        vector_parts(features, columns, num_sms)
+        vector_parts(rows, matrix, num_sms)
         if is_few
         else num_parts(rows, features, columns, num_sms)
     )
