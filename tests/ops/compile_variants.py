@@ -47,7 +47,6 @@ from looseleaf.ops.experts.group.kernel import (
     _place_kernel,
     _sum_kernel,
 )
-from looseleaf.ops.experts.mlp import rows_of_kernels
 from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
@@ -305,13 +304,18 @@ def compiled_experts() -> Iterator[Compiled]:
         hidden, inner, slots, experts = 2048, 768, 8, 2
         gate_up = torch.zeros(experts * 2 * inner, hidden, dtype=torch.bfloat16)
         down = torch.zeros(experts * hidden, inner, dtype=torch.bfloat16)
-        for rows in (*rows_of_kernels(slots, experts), 200):
+        # a tile of each size, and more pairs than one program sorts
+        for rows in (1, 5, 20, 200):
             x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
             routes = Routes(pairs, torch.zeros(rows, slots))
             expert_mlp_triton(x, gate_up, down, routes, experts, "silu", (None, None))
         biases = torch.zeros(len(gate_up)), torch.zeros(len(down))
         expert_mlp_triton(x.half(), gate_up.half(), down.half(), routes, experts, "gelu", biases)
+        for kind, rows in (("fp8", 1), ("fp8", 200), ("int8", 1), ("int4", 1), ("int4", 200)):
+            codes = quantize(gate_up.float(), kind), quantize(down.float(), kind)
+            few = Routes(pairs[:rows], routes.weights[:rows])
+            expert_mlp_triton(x[:rows], *codes, few, experts, "silu", (None, None))
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found
