@@ -15,6 +15,7 @@ from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads
 from looseleaf.kv.pool import PagePool
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.flash.cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import to_pages
@@ -23,7 +24,7 @@ from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Ph
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.rope import map_distinct
-from looseleaf.types import AttnState, Rotation, ScoreRule
+from looseleaf.types import Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
@@ -200,8 +201,8 @@ class CpuAttention:
 
 
 def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> list[int]:
-    """For every layer the first one with the same rotation table and score rule; both share the
-    step's preparation."""
+    """For every layer the first one with the same rotation table and score rule, sinks aside; both
+    share the step's preparation."""
     first: dict[tuple[object, ...], int] = {}
     laws = [
         (id(table), rule.window, rule.softmax_scale, rule.soft_cap, id(rule.alibi_slopes))
@@ -224,10 +225,11 @@ class Prompts:
         if prefill is None:
             return
         state = run_prefill(q, *self.owner.memory[layer], prefill, rule)
-        out[:] = state.out
         for chunk in self.hosted[layer]:
-            rotation = self.owner.rotations[layer]
-            chunk.join(layer, q, AttnState(out, state.lse), rule, rotation)
+            chunk.join(layer, q, state, rule, self.owner.rotations[layer])
+        if rule.sinks is not None:
+            add_sinks(state, rule.sinks, "cpu")
+        out[:] = state.out
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ class _NativeStep:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan, split = self.plans[layer], self.num_decode_rows
-        pages = self.owner.pages_at[layer]
+        pages, sinks = self.owner.pages_at[layer], self.owner.rules[layer].sinks
         out = torch.empty(q.shape, dtype=q.dtype)
         if joining := self.layer_reads[layer].joining:
             for rows in joining:
@@ -252,9 +254,10 @@ class _NativeStep:
             indptr = self.owner.row_state_indptr(self.layer_reads[layer])
             for rows in joining:
                 rows.join(layer, q, plan.states, indptr)
-            plan.run(Phase.MERGE, out=out)
+            plan.run(Phase.MERGE, out=out, sinks=sinks)
         elif split:
-            plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out, pages)
+            phases = Phase.STORE | Phase.PARTIAL | Phase.MERGE
+            plan.run(phases, q, (k, v), out, pages, sinks)
         else:
             plan.run(Phase.STORE, kv=(k, v), pages=pages)
         if self.prompts is not None:
@@ -281,10 +284,13 @@ class _TorchDecode:
         """Write one output a row."""
         for joining in selected:
             joining.begin(layer, q)
-        states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, owner.rules[layer])
+        rule = owner.rules[layer]
+        states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, rule)
         for joining in selected:
             joining.join(layer, q, states, self.row_state_indptr)
-        merge_states(states, self.row_state_indptr, out=out, implementation="reference")
+        merged = merge_states(states, self.row_state_indptr, out=out, implementation="reference")
+        if rule.sinks is not None:
+            add_sinks(merged, rule.sinks, "cpu")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from looseleaf.index.host.attend import HostedAttention
 from looseleaf.index.host.cpu_windows import HostedWindows
 from looseleaf.index.host.gpu import DeviceWork, HostedDevice
 from looseleaf.kv.pool import PagePool
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
@@ -345,7 +346,7 @@ class _OpsStep:
             patch = slot_positions if spans.mask_words.numel() else None
             new = prefill_attention(q[split:], k_pages, v_pages, spans, rotation, rule, patch, mode)
             if split == 0:
-                return self._with_hosted(layer, q, new)
+                return self._completed(layer, q, new)
         out = torch.empty_like(q)
         lse = None
         if plan.work is not None:
@@ -355,7 +356,7 @@ class _OpsStep:
                 work = choice.filled
             states = self._states(layer, q[:split], work)
             if work.whole and split == len(q):
-                return self._with_hosted(layer, q, states)
+                return self._completed(layer, q, states)
             indptr = work.row_state_indptr
             for selected in self.layers[layer].joining:
                 selected.join(layer, q, states, indptr)
@@ -380,10 +381,11 @@ class _OpsStep:
                 ).lse
         if new is not None:
             out[split:] = new.out
-        if not self.prompts[layer]:
+        if not self.prompts[layer] and rule.sinks is None:
             return out
         lses = [lse for lse in (lse, None if new is None else new.lse) if lse is not None]
-        return self._with_hosted(layer, q, AttnState(out, torch.cat(lses)))
+        lse = lses[0] if len(lses) == 1 else torch.cat(lses)
+        return self._completed(layer, q, AttnState(out, lse))
 
     def _states(self, layer: int, q: Tensor, work: WorkList) -> AttnState:
         """The partial states of a work list's rows."""
@@ -395,9 +397,12 @@ class _OpsStep:
             q, k_pages, v_pages, work, rotation, rule, patch, owner.implementation
         )
 
-    def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
-        """The output of all rows, after prompt rows joined their reads outside of the pool."""
-        owner = self.attention
+    def _completed(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
+        """The output of all rows, after prompt rows joined their reads outside of the pool, and
+        all rows their sinks."""
+        owner, rule = self.attention, self.attention.rules[layer]
         for chunk in self.prompts[layer]:
-            chunk.join(layer, q, state, owner.rules[layer], owner.rotations[layer])
+            chunk.join(layer, q, state, rule, owner.rotations[layer])
+        if rule.sinks is not None:
+            add_sinks(state, rule.sinks, owner.implementation)
         return state.out

@@ -14,6 +14,7 @@ from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.config import Fuse
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.prefill_attention import prefill_attention
@@ -85,7 +86,10 @@ class ApartStep:
             torch.stack((own.lse, other.lse * read.scale), 1).flatten(0, 1),
         )
         indptr = torch.arange(0, 2 * len(q) + 1, 2, dtype=torch.int32, device=q.device)
-        return merge_states(states, indptr, implementation=self._implementation).out
+        merged = merge_states(states, indptr, implementation=self._implementation)
+        if rule.sinks is not None:
+            add_sinks(merged, rule.sinks, self._implementation)
+        return merged.out
 
     def _attend(self, layer: int, q: Tensor, spans: SpanList, rule: ScoreRule) -> AttnState:
         owner = self._owner

@@ -12,6 +12,7 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.attention_received import Readers, attention_received
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.ops.store_kv import store_kv
@@ -70,7 +71,8 @@ class ChunkStep:
             k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, store_implementation
         )
         patch = owner.pool.slot_positions if spans.mask_words.numel() else None
-        return prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
+        state = prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
+        return state if rule.sinks is None else add_sinks(state, rule.sinks, implementation)
 
 
 @dataclass(eq=False)

@@ -63,7 +63,8 @@ class ModelConfig:
     their inputs are not normalised (OLMo 2). ``norm_offset`` is added to the stored weights of
     norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
-    division by ``logits_scaling``; 0 means no cap.
+    division by ``logits_scaling``; 0 means no cap. ``sinks`` means that each layer has a learned
+    logit per query head of a key whose value is 0.
     ``quantization`` is None if all tensors are plain."""
 
     family: str
@@ -99,6 +100,7 @@ class ModelConfig:
     softmax_scale: float | None = None
     soft_cap: float = 0.0
     final_soft_cap: float = 0.0
+    sinks: bool = False
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
 

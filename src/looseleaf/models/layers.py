@@ -53,7 +53,7 @@ class LayerWeights:
     ``input_norm`` and ``mlp_norm`` are None without a norm before attention or MLP. ``mlp_norm`` is
     also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
     and MLP; None means no norm there. ``q_norm`` and ``k_norm`` are ``[head_dim]`` or
-    ``[heads * head_dim]``.
+    ``[heads * head_dim]``. ``sinks`` are fp32 logits ``[num_qo_heads]`` (`ScoreRule.sinks`).
     """
 
     input_norm: Norm | None
@@ -66,6 +66,7 @@ class LayerWeights:
     k_norm: Norm | None = None
     output_norm: Norm | None = None
     down_norm: Norm | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Eviction:
         positions: Int[Tensor, " rows"],
         ahead: Int[Tensor, " rows"],
     ) -> Float[Tensor, "rows kv_heads group keys"]:
-        """The softmax of rows that see all keys except the ``ahead`` last ones."""
+        """The weights of rows that see all keys except the ``ahead`` last ones."""
         rule = self.rules[layer]
         rotated = rotate(q.float(), positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
         scores = torch.einsum("rhgd,hnd->rhgn", rotated, keys) * rule.softmax_scale
@@ -163,7 +163,12 @@ class Eviction:
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
         last = keys.shape[1] - ahead
         hidden = torch.arange(keys.shape[1], device=q.device) >= last[:, None]
-        return scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+        weights = scores.softmax(-1)
+        if rule.sinks is not None:
+            sinks = rule.sinks.view(len(keys), -1)
+            weights = weights * torch.sigmoid(scores.logsumexp(-1) - sinks)[..., None]
+        return weights
 
 
 def best(

@@ -15,8 +15,9 @@ from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.index.host.attend import attend_segment, merge_all
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.models import Decoder
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.rotate import rotate
-from looseleaf.types import Rotation, ScoreRule
+from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # kinds of index that learn from the document's own queries, or are chosen by them
 LEARNING = ("graph", "auto")
@@ -114,7 +115,8 @@ class HostedPass:
             self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
             turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
-            return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
+            state = attend_segment(turned_q, seen, rule, causal=True, of_prompt=True)
+            return _completed(state, rule).to(dtype)
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
         own = torch.stack((rotate(k, self.places, rotation), v)).transpose(1, 2)
         kv[:, :, first:stop] = own
@@ -127,7 +129,7 @@ class HostedPass:
         if self.context:
             behind = rotate(q.float(), self.places + len(self.job.context), rotation)
             states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
-        return merge_all(states).out.to(dtype)
+        return _completed(merge_all(states), rule).to(dtype)
 
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
         """Store the chunk's queries from which the index learns."""
@@ -135,6 +137,11 @@ class HostedPass:
         rows = self.sampled[lower:upper] - first
         kept = q[rows.to(q.device)].transpose(0, 1)
         self.job.segment.queries_of[layer][:, lower:upper] = kept
+
+
+def _completed(state: AttnState, rule: ScoreRule) -> Tensor:
+    """The output of rows that have read all of their keys."""
+    return state.out if rule.sinks is None else add_sinks(state, rule.sinks).out
 
 
 def _sampled(job: HostingJob, group: int) -> Tensor:

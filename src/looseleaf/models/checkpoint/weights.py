@@ -156,6 +156,9 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         size = size if config.joint_qk_norm else config.head_dim
         return reader.norm(attention + name, size, config) if config.qk_norm else None
 
+    sinks = None
+    if config.sinks:
+        sinks = reader.fused([attention + "sinks"], [(config.num_qo_heads,)], wide=True)
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
         qkv=reader.projection(
@@ -169,6 +172,7 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
+        sinks=sinks,
     )
 
 
