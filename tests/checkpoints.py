@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-_FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
+_FIRST = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi", "phi3")
 FAMILIES = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
-ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4")
-"""One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
-RoPE laws by layer, a part of the head rotated. The others differ in products and norms only."""
+ATTENTION_FAMILIES = ("llama", "smollm3", "ministral3", "gemma2", "gemma3_text", "glm4")
+"""One family for each kind of attention: plain, layers without RoPE, query factors by position,
+windows with capped scores, RoPE laws by layer, a part of the head rotated. The others differ in
+products and norms only."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -44,6 +45,7 @@ _FRACTIONS = {"phi": 0.5, "phi3": 0.75, "glm": 0.5, "glm4": 0.5}
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
+    "ministral3": {"head_dim": 24},
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
     "smollm3": {"no_rope_layers": [1, 0, 1], "attention_bias": True},
@@ -101,6 +103,11 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
         rope["partial_rotary_factor"] = fraction
     if rope_law == "dynamic":
         shape["max_position_embeddings"] = ORIGINAL_POSITIONS
+    if family == "ministral3":
+        rope |= {
+            "llama_4_scaling_beta": 0.3,
+            "original_max_position_embeddings": ORIGINAL_POSITIONS,
+        }
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": 100.0}
         rope = {"full_attention": rope, "sliding_attention": local}

@@ -13,7 +13,10 @@ from torch import Tensor
 from looseleaf.attention.decode_lists import DecodeLists
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.plan.groups import DecodeRow
+from looseleaf.attention.query_scales import row_positions, scaled, scales_of
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads
+from looseleaf.config import QueryScaling
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.flash.cpu import PageLayout, page_memory
@@ -39,7 +42,8 @@ class CpuAttention:
     """The CPU's attention over one pool.
 
     ``native`` reads decode rows by C kernels. ``row_dtype`` is the dtype of queries, keys and
-    values. With ``invariant`` a row's sums have the same cuts, grouped or not."""
+    values. With ``invariant`` a row's sums have the same cuts, grouped or not.
+    ``query_scaling`` has the factors of queries by position."""
 
     pool: PagePool
     rotations: Sequence[Rotation]
@@ -48,6 +52,7 @@ class CpuAttention:
     native: bool
     row_dtype: torch.dtype
     invariant: bool = False
+    query_scaling: QueryScaling | None = None
     # by the key of the reads; plans also by the first layer with equal rotation and rule
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
@@ -85,6 +90,7 @@ class CpuAttention:
         prompts = self._prompts(chunks, logit_chunks) if chunks else None
         moved = self._move_lists({reads.key: reads for reads in layer_reads})
         num_rows = len(layer_reads[0].rows)
+        scales = self._scales(layer_reads[0].rows, chunks, logit_chunks)
         if not self.native:
             return _TorchStep(
                 self,
@@ -93,6 +99,7 @@ class CpuAttention:
                 prompts,
                 self._torch_decode(layer_reads),
                 layer_reads,
+                scales,
                 slots,
                 map_distinct(self.tables, lambda table: table.at(frame_positions)),
             )
@@ -100,7 +107,25 @@ class CpuAttention:
             self._layer_plans = [self._plan(n, reads) for n, reads in enumerate(layer_reads)]
         for plan in set(self._layer_plans):
             plan.point_rows(slots, frame_positions)
-        return _NativeStep(self, step_reads, num_rows, prompts, self._layer_plans, layer_reads)
+        plans = self._layer_plans
+        return _NativeStep(self, step_reads, num_rows, prompts, plans, layer_reads, scales)
+
+    def _scales(
+        self,
+        decode: Sequence[DecodeRow],
+        chunks: Sequence[PrefillChunk],
+        logit_chunks: Sequence[PrefillChunk] | None,
+    ) -> list[Tensor | None]:
+        """Factors of the queries of each layer; all None if they are 1."""
+        layers, scaling = len(self.rules), self.query_scaling
+        if scaling is None:
+            return [None] * layers
+        last = chunks if logit_chunks is None else logit_chunks
+        every, asked = (row_positions(decode, some) for some in (chunks, last))
+        if not bool((every >= scaling.period).any()):
+            return [None] * layers
+        scales = [scales_of(scaling, positions, self.row_dtype) for positions in (every, asked)]
+        return [scales[0]] * (layers - 1) + [scales[1]]
 
     def _prompts(
         self, chunks: Sequence[PrefillChunk], logit_chunks: Sequence[PrefillChunk] | None
@@ -242,8 +267,10 @@ class _NativeStep:
     prompts: Prompts | None
     plans: list[NativePlan]
     layer_reads: Sequence[LayerReads]
+    scales: Sequence[Tensor | None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = scaled(q, self.scales[layer])
         plan, split = self.plans[layer], self.num_decode_rows
         pages, sinks = self.owner.pages_at[layer], self.owner.rules[layer].sinks
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -303,10 +330,12 @@ class _TorchStep:
     prompts: Prompts | None
     decode: list[_TorchDecode | None]
     layer_reads: Sequence[LayerReads]
+    scales: Sequence[Tensor | None]
     slots: Tensor
     turns: Sequence[Angles]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = scaled(q, self.scales[layer])
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
         k_pages, v_pages = owner.pool.layer(layer)
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]

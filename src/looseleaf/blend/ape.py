@@ -13,6 +13,7 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.query_scales import scaled
 from looseleaf.config import Fuse
 from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.dispatch import Implementation
@@ -41,6 +42,7 @@ class _Read:
     other: SpanList
     temperature: float
     scale: float
+    query_scales: Tensor | None
 
 
 class ApartStep:
@@ -71,7 +73,7 @@ class ApartStep:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = self._step(layer, q, k, v)
         for read in self._reads[layer]:
-            queries = q.index_select(0, read.rows)
+            queries = scaled(q.index_select(0, read.rows), read.query_scales)
             out[read.rows] = self._merged(layer, queries, read).to(out.dtype)
         return out
 
@@ -113,7 +115,10 @@ class ApartStep:
             return make_span_list([chunk], tile_rows=tile_rows, device=device)
 
         index = torch.tensor(query_rows, dtype=torch.int64, device=device)
-        return _Read(index, over(ape.own.spans), over(ape.other), ape.temperature, ape.scale)
+        scales = self._owner.scales_at(torch.tensor(positions, device=device))
+        return _Read(
+            index, over(ape.own.spans), over(ape.other), ape.temperature, ape.scale, scales
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from looseleaf.config.engine import (
 )
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.model import (
+    ModelConfig,
+    Quantization,
+    QueryScaling,
+    RopeConfig,
+    RopeLaw,
+)
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -46,6 +52,7 @@ __all__ = [
     "ModelConfig",
     "Quantization",
     "Quantize",
+    "QueryScaling",
     "Reuse",
     "Revise",
     "RopeConfig",

@@ -51,6 +51,20 @@ class Quantization:
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """Factors of queries: ``1 + beta * log(1 + position // period)`` (Llama 4, Ministral 3).
+
+    The position is the query's own, in its sequence, whatever frame the query is rotated to. Keys
+    have no factor."""
+
+    beta: float
+    period: int
+
+    def __post_init__(self) -> None:
+        require_each(self, "at least 1", lambda n: n >= 1, "period")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The architecture of a decoder.
 
@@ -64,7 +78,8 @@ class ModelConfig:
     norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
     division by ``logits_scaling``; 0 means no cap. ``sinks`` means that each layer has a learned
-    logit per query head of a key whose value is 0.
+    logit per query head of a key whose value is 0. ``query_scaling`` is None if all queries have
+    the factor 1.
     ``quantization`` is None if all tensors are plain."""
 
     family: str
@@ -101,6 +116,7 @@ class ModelConfig:
     soft_cap: float = 0.0
     final_soft_cap: float = 0.0
     sinks: bool = False
+    query_scaling: QueryScaling | None = None
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from looseleaf.attention.query_scales import scaled, scales_of
 from looseleaf.config import IndexConfig, ModelConfig
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.index.host.attend import attend_segment, merge_all
@@ -80,6 +81,7 @@ class HostedPass:
         job: HostingJob,
     ) -> None:
         self.job, self.rotations, self.rules = job, rotations, rules
+        self._scaling = shape.query_scaling
         self.context: list[Tensor] = []
         self.context_done = not job.context
         self.places, self.first = torch.arange(0), 0
@@ -111,12 +113,14 @@ class HostedPass:
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
+            q = self._scaled(q, at)
             turned = (rotate(k, at, rotation), v)
             self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
             turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
             state = attend_segment(turned_q, seen, rule, causal=True, of_prompt=True)
             return _completed(state, rule).to(dtype)
+        q = self._scaled(q, self.places + len(self.job.context))
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
         own = torch.stack((rotate(k, self.places, rotation), v)).transpose(1, 2)
         kv[:, :, first:stop] = own
@@ -130,6 +134,9 @@ class HostedPass:
             behind = rotate(q.float(), self.places + len(self.job.context), rotation)
             states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
         return _completed(merge_all(states), rule).to(dtype)
+
+    def _scaled(self, q: Tensor, positions: Tensor) -> Tensor:
+        return scaled(q, scales_of(self._scaling, positions, q.dtype))
 
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
         """Store the chunk's queries from which the index learns."""

@@ -108,6 +108,7 @@ class Runner:
             implementation=implementation,
             costs=costs,
             row_dtype=model.dtype,
+            query_scaling=shape.query_scaling,
         )
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):

@@ -334,7 +334,6 @@ class NativePlan:
         if fault := self._attention(*self._pointers, int(phases)):
             raise InvalidOption(f"the lists of attention are invalid: {_FAULTS[fault]}")
 
-
     def _address_of(self, sinks: Tensor, heads: int) -> int:
         layout = heads, 1, torch.float32, True
         if (*sinks.shape, *sinks.stride(), sinks.dtype, sinks.is_cpu) != layout:
