@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-FAMILIES = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
-ATTENTION_FAMILIES = ("llama", "smollm3", "ministral3", "gemma2", "gemma3_text", "glm4")
+_DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
+FAMILIES = (*_DENSE, *EXPERT_FAMILIES)
+ATTENTION_FAMILIES = ("llama", "smollm3", "ministral3", "gemma2", "gemma3_text", "glm4", "gpt_oss")
 """One family for each kind of attention: plain, layers without RoPE, query factors by position,
-windows with capped scores, RoPE laws by layer, a part of the head rotated. The others differ in
-products and norms only."""
+windows with capped scores, RoPE laws by layer, a part of the head rotated, sinks beside windows.
+The others differ in products and norms only."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -68,6 +70,16 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"embedding_multiplier": 3.0, "residual_multiplier": 0.7},
         **{"attention_multiplier": 0.4, "logits_scaling": 0.25},
     },
+    "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW, "head_dim": 24},
+    "qwen3_moe": {
+        **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+        **{"head_dim": 32, "mlp_only_layers": [1]},
+    },
+    # a limit so low that it clips random values
+    "gpt_oss": {
+        **{"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24, "swiglu_limit": 0.7},
+        "sliding_window": WINDOW,
+    },
 }
 
 
@@ -116,6 +128,8 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         spread = 0.3 if name.endswith(("norm.weight", "bias")) else 0.6 * weight.shape[-1] ** -0.5
+        if name.endswith("sinks"):
+            spread = 2.0
         noise = torch.randn(weight.shape, generator=generator) * spread
         weight.data = noise + 1 if name.endswith("norm.weight") else noise
     return model

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.option import require, require_each
 
 RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -46,7 +47,7 @@ class RopeConfig:
 class Quantization:
     """The method of a checkpoint's quantized matrices, and the version of its layout."""
 
-    method: Literal["fp8", "compressed-tensors", "awq", "gptq"]
+    method: Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"]
     version: str = ""
 
 
@@ -79,7 +80,10 @@ class ModelConfig:
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
     division by ``logits_scaling``; 0 means no cap. ``sinks`` means that each layer has a learned
     logit per query head of a key whose value is 0. ``query_scaling`` is None if all queries have
-    the factor 1.
+    the factor 1. Layers with ``experts`` have no other MLP; dense ones have ``intermediate_size``.
+
+    The activation ``swigluoai`` (GPT-OSS) is ``gate * sigmoid(swiglu_alpha * gate) * (up + 1)``,
+    with ``gate`` at most ``swiglu_limit`` and ``up`` between it and its negative.
     ``quantization`` is None if all tensors are plain."""
 
     family: str
@@ -94,7 +98,9 @@ class ModelConfig:
     max_position_embeddings: int
     norm_eps: float = 1e-6
     norm: Literal["rms", "layer"] = "rms"
-    activation: Literal["silu", "gelu_new", "gelu"] = "silu"
+    activation: Literal["silu", "gelu_new", "gelu", "swigluoai"] = "silu"
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     gated_mlp: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
@@ -119,6 +125,7 @@ class ModelConfig:
     query_scaling: QueryScaling | None = None
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
+    experts: ExpertConfig | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -132,6 +139,10 @@ class ModelConfig:
         )
         forms = {(r.head_dim, r.rotary_dim, r.interleaved) for r in self.layer_ropes}
         require(len(forms) < 2, "every layer must rotate the same pairs of dims, or by angles of 0")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the MLP of ``layer`` is a mixture of experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def rope_of(self, layer: int) -> RopeConfig:
         """The RoPE law of ``layer``."""

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
+from looseleaf.models.experts import apply_experts
 from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
 from looseleaf.models.layers import (
     DecoderWeights,
@@ -18,6 +19,7 @@ from looseleaf.models.layers import (
     Stream,
     add_branch,
     add_projected,
+    add_summands,
     apply_gated,
     apply_norm,
     norm_heads,
@@ -135,6 +137,9 @@ class Decoder:
             stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
         if not config.parallel_residual:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
+        if layer.router is not None:
+            branch = apply_experts(normed, layer, config)
+            return add_summands(stream, branch, layer.down_norm, config)
         inner = apply_gated(normed, layer.gate_up, config)
         if self._plain:
             return add_projected(stream, inner, layer.down)

@@ -6,6 +6,7 @@ from typing import Any
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.fields import Json, number, rows, shown, switch, text, whole
+from looseleaf.models.config.experts import read_experts
 from looseleaf.models.config.rope_reader import (
     LEAST_FACTOR,
     max_positions,
@@ -309,6 +310,60 @@ def _granite(raw: Json) -> ModelConfig:
     )
 
 
+def _mixtral(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 8, "rope_theta": 1e6, **raw}
+    common = _gated(raw, norm_eps=1e-5)
+    return ModelConfig(
+        **common,
+        windows=_uniform_windows(raw, common["num_layers"]),
+        experts=read_experts(raw, normalized=True, num_experts=8, top_k=2),
+    )
+
+
+def _gpt_oss(raw: Json) -> ModelConfig:
+    yarn = {
+        **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0},
+        **{"truncate": False, "original_max_position_embeddings": 4096, "rope_theta": 150_000.0},
+    }
+    spelled = raw.get("rope_parameters") or raw.get("rope_scaling")
+    defaults = {
+        **{"head_dim": 64, "num_key_value_heads": 8, "rope_theta": 150_000.0},
+        **({} if spelled else {"rope_parameters": yarn}),
+    }
+    raw = {**defaults, **raw}
+    common, bias = _gated(raw, norm_eps=1e-5), switch(raw, "attention_bias", True)
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        layers = range(common["num_layers"])
+        kinds = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
+    window = whole({"sliding_window": 128, **raw}, "sliding_window", 0, least=0)
+    experts = {"normalized": True, "router_bias": True, "expert_bias": True}
+    return ModelConfig(
+        **{**common, "activation": "swigluoai"},
+        swiglu_alpha=_factor(raw, "swiglu_alpha", 1.702),
+        swiglu_limit=_factor(raw, "swiglu_limit", 7.0),
+        qkv_bias=bias,
+        output_bias=bias,
+        sinks=True,
+        windows=_windows_of(kinds, window, common["num_layers"]),
+        experts=read_experts(raw, num_experts=128, top_k=4, **experts),
+    )
+
+
+def _qwen3_moe(raw: Json) -> ModelConfig:
+    raw = {"num_key_value_heads": 4, **raw}
+    common, bias = _gated(raw), switch(raw, "attention_bias")
+    window = {"sliding_window": 4096, **raw} if switch(raw, "use_sliding_window") else {}
+    return ModelConfig(
+        **common,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        windows=_uniform_windows(window, common["num_layers"]),
+        experts=read_experts(raw, num_experts=128, top_k=8, inner=768),
+    )
+
+
 def _olmo2(raw: Json) -> ModelConfig:
     bias = switch(raw, "attention_bias")
     return ModelConfig(
@@ -354,4 +409,7 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "glm4": _glm,
     "granite": _granite,
     "olmo2": _olmo2,
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+    "qwen3_moe": _qwen3_moe,
 }

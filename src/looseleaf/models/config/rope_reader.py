@@ -53,6 +53,7 @@ _DEFAULT_MAX_POSITIONS = {
     **{
         "mistral": 131_072,
         "ministral3": 262_144,
+        "gpt_oss": 131_072,
         "qwen2": 32_768,
         "qwen3": 32_768,
         "phi3": 4_096,

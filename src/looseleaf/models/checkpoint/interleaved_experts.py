@@ -1,0 +1,92 @@
+"""The experts of GPT-OSS: one tensor for all, gate and up in alternating columns, with biases.
+
+A plain checkpoint stores ``[experts, columns, features]``. MXFP4 stores ``[experts, features,
+columns]`` as blocks of 32 codes of 4 bits, each with a power of two as its scale (OCP Microscaling
+Formats 1.0).
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.models.linear import Projection
+from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.quantized_linear import BlockMatrix
+
+_BLOCK = 32
+
+
+@runtime_checkable
+class TensorReader(Protocol):
+    """Reads or checks tensors by name; see ``weights.py``."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def fused(
+        self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
+    ) -> Tensor: ...
+
+    def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
+
+    def blocks(self, matrix: BlockMatrix) -> Tensor | QuantizedWeight: ...
+
+    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight: ...
+
+
+def read_interleaved(
+    reader: TensorReader, config: ModelConfig, prefix: str
+) -> tuple[Projection, Projection]:
+    """Gate and up, and down, of all experts, whose tensors begin with ``prefix``."""
+    law, hidden = config.experts, config.hidden_size
+    assert law is not None, "a layer of experts"
+    count, inner = law.num_experts, law.intermediate_size
+    projections = []
+    for name, features, columns in (
+        ("gate_up_proj", 2 * inner, hidden),
+        ("down_proj", hidden, inner),
+    ):
+        weight = _weight(reader, prefix + name, (count, features, columns))
+        wide = isinstance(weight, QuantizedWeight)
+        # gate and up alternate
+        bias = reader.fused([f"{prefix}{name}_bias"], [(count, features)], wide=wide)
+        if name == "gate_up_proj":
+            bias = _halves(bias)
+        projections.append(Projection(weight, bias.flatten()))
+    return projections[0], projections[1]
+
+
+def _weight(
+    reader: TensorReader, name: str, shape: tuple[int, int, int]
+) -> Tensor | QuantizedWeight:
+    """The matrices of all experts, one below the other, gate before up."""
+    count, features, columns = shape
+    is_gated = name.endswith("gate_up_proj")
+    if f"{name}_blocks" not in reader:
+        stored = reader.fused([name], [(count, columns, features)]).transpose(1, 2)
+        whole = _halves(stored) if is_gated else stored.contiguous()
+        return reader.narrow(whole.flatten(0, 1))
+    blocks = columns // _BLOCK
+    codes = reader.stored_bytes(f"{name}_blocks", (count, features, blocks, _BLOCK // 2))
+    scales = reader.stored_bytes(f"{name}_scales", (count, features, blocks))
+    if is_gated:
+        codes, scales = _halves(codes), _halves(scales)
+    return reader.blocks(mxfp4_matrix(codes.flatten(0, 1), scales.flatten(0, 1)))
+
+
+def _halves(interleaved: Tensor) -> Tensor:
+    """``[experts, features, …]`` with the even features before the odd ones."""
+    return torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1)
+
+
+def mxfp4_matrix(codes: Tensor, scales: Tensor) -> BlockMatrix:
+    """Codes ``[features, blocks, 16]`` and scales ``[features, blocks]`` in GGUF's layout.
+
+    A byte of ``codes`` has two neighbours, the first in its low half. GGUF has values 0 to 15 of a
+    block in the low halves, the others in the high ones."""
+    low, high = codes & 15, codes >> 4
+    values = torch.stack([low, high], -1).flatten(-2)  # [features, blocks, 32]
+    packed = values[..., :16] | values[..., 16:] << 4
+    blocks = torch.cat([scales[..., None], packed], -1)
+    return BlockMatrix("MXFP4", blocks.flatten(1))
