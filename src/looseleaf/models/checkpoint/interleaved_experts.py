@@ -85,8 +85,8 @@ def mxfp4_matrix(codes: Tensor, scales: Tensor) -> BlockMatrix:
 
     A byte of ``codes`` has two neighbours, the first in its low half. GGUF has values 0 to 15 of a
     block in the low halves, the others in the high ones."""
-    low, high = codes & 15, codes >> 4
-    values = torch.stack([low, high], -1).flatten(-2)  # [features, blocks, 32]
-    packed = values[..., :16] | values[..., 16:] << 4
+    first, second = codes.unflatten(-1, (2, 8)).unbind(-2)
+    even, odd = (first & 15) | (second << 4), (first >> 4) | (second & 240)
+    packed = torch.stack([even, odd], -1).flatten(-2)
     blocks = torch.cat([scales[..., None], packed], -1)
     return BlockMatrix("MXFP4", blocks.flatten(1))
