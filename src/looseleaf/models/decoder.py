@@ -5,6 +5,8 @@ knows the position of each row. So one forward pass serves prefill, decode and b
 """
 
 from collections.abc import Container
+from copy import copy
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -58,6 +60,12 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.embedding.dtype
+
+    def first_layers(self, count: int) -> "Decoder":
+        """The model without its layers from ``count`` on, over the same weights."""
+        short = copy(self)
+        short.weights = replace(self.weights, layers=self.weights.layers[:count])
+        return short
 
     @torch.inference_mode()
     def forward(

@@ -12,6 +12,8 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import LayerWeights, Router, apply_gated
 from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
+from looseleaf.ops.experts.mlp import expert_mlp
 from looseleaf.ops.experts.route import Routes, route
 
 
@@ -20,12 +22,27 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
     assert layer.router is not None and config.experts is not None, "a layer of experts"
     logits = _logits(normed, layer.router)
     routes = route(logits, config.experts, layer.router.selection_bias)
-    return _sum_by_expert(normed, layer, routes, config)
+    if not normed.is_cuda:
+        return _sum_by_expert(normed, layer, routes, config)
+    (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "plain matrices"
+    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    return expert_mlp(normed, gate_up, down, routes, activation=config.activation, **biases)
 
 
 def _logits(normed: Tensor, router: Router) -> Tensor:
-    """The router's logits in fp32: rounded ones would change choices."""
-    logits = functional.linear(normed.float(), router.weight.float())
+    """The router's fp32 logits ``[rows, logits]``, or parts of them: rounding changes choices."""
+    weight = router.weight
+    if not normed.is_cuda:
+        logits = functional.linear(normed.float(), weight)
+    elif normed.itemsize == 4:
+        logits = functional.linear(normed, weight)
+    else:
+        num_sms = torch.cuda.get_device_properties(normed.device).multi_processor_count
+        parts = num_parts(normed, weight, num_sms) if len(normed) <= MAX_ROWS else 0
+        if parts and router.bias is None:
+            return split_linear(normed, weight, parts)
+        logits = torch.mm(normed, weight.t(), out_dtype=torch.float32)
     return logits if router.bias is None else logits + router.bias
 
 

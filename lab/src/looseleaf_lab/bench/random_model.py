@@ -5,7 +5,7 @@ For speed only: the answers of a random model are meaningless."""
 import torch
 from torch import Tensor
 
-from looseleaf.config import EngineConfig, ModelConfig, RopeConfig
+from looseleaf.config import EngineConfig, ModelConfig, Quantize, RopeConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
@@ -14,6 +14,7 @@ from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
+from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
 from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
@@ -89,13 +90,15 @@ def model_shape(name: str) -> ModelConfig:
     return MODEL_SHAPES[name]
 
 
-def random_decoder(shape: str, device: torch.device) -> Decoder:
+def random_decoder(shape: str, device: torch.device, quantize: Quantize | None = None) -> Decoder:
     """A model with random weights in the shape's dtype; several engines may share it.
 
-    Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
+    ``quantize`` narrows the matrices of layers, as the engine's option does. Raises InvalidOption
+    for a shape that is not in `MODEL_SHAPES`.
     """
     model = model_shape(shape)
-    return Decoder(model, random_weights(model, getattr(torch, model.torch_dtype), device))
+    dtype = getattr(torch, model.torch_dtype)
+    return Decoder(model, random_weights(model, dtype, device, quantize=quantize))
 
 
 def random_engine(
@@ -118,11 +121,16 @@ def random_engine(
 
 
 def random_weights(
-    model: ModelConfig, dtype: torch.dtype, device: torch.device, blocks: str | None = None
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: str | None = None,
+    quantize: Quantize | None = None,
 ) -> DecoderWeights:
     """Normal weights with outputs of order 1; norms have weight 1. No biases.
 
-    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``."""
+    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``.
+    With ``quantize``, matrices of layers are narrowed to these codes."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, inner = model.hidden_size, model.intermediate_size
     q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -142,6 +150,9 @@ def random_weights(
     def projection(rows: int, columns: int) -> Projection:
         if blocks is not None:
             return Projection(random_quantized(rows, columns))
+        if quantize is not None:
+            narrowed = quantize_matrix(random_weight(rows, columns), quantize)
+            return Projection(QuantizedWeight([narrowed.laid_out()], dtype))
         return pack(Projection(random_weight(rows, columns)))
 
     layers = tuple(
@@ -155,7 +166,8 @@ def random_weights(
         )
         for _ in range(model.num_layers)
     )
-    head = projection(model.vocab_size, hidden)
-    if isinstance(head.weight, QuantizedWeight):
-        return DecoderWeights(head.weight, layers, norm(), head)
+    if blocks is not None:
+        quantized = random_quantized(model.vocab_size, hidden)
+        return DecoderWeights(quantized, layers, norm(), Projection(quantized))
+    head = pack(Projection(random_weight(model.vocab_size, hidden)))
     return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)
