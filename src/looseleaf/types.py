@@ -1,7 +1,7 @@
 """Types that all packages share: attention state, rotation table, score rule, model hooks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -47,13 +47,14 @@ class ScoreRule:
 
     ``sinks`` (fp32 ``[num_qo_heads]`` or None) are the logits of one more key per row, whose value
     is 0. It belongs to no set of keys: operators over key sets ignore it, and
-    `looseleaf.ops.add_sinks` merges it once into the final state of a row."""
+    `looseleaf.ops.add_sinks` merges it once into the final state of a row. Rules that differ in
+    sinks only are equal."""
 
     softmax_scale: float
     soft_cap: float = 0.0
     window: int = 0
     alibi_slopes: Float[Tensor, "heads"] | None = None
-    sinks: Float[Tensor, "heads"] | None = None
+    sinks: Float[Tensor, "heads"] | None = field(default=None, compare=False)
 
     @property
     def is_plain(self) -> bool:

@@ -14,6 +14,7 @@ from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
 from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes, route
 
 
@@ -25,9 +26,20 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
     if not normed.is_cuda:
         return _sum_by_expert(normed, layer, routes, config)
     (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
-    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "plain matrices"
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    return expert_mlp(normed, gate_up, down, routes, activation=config.activation, **biases)
+    return expert_mlp(
+        normed, _grouped(gate_up), _grouped(down), routes, activation=config.activation,
+        swiglu=(config.swiglu_alpha, config.swiglu_limit), **biases,
+    )  # fmt: skip
+
+
+def _grouped(weight: Tensor | QuantizedWeight) -> Tensor | Mxfp4Matrix:
+    """The matrices of all experts as the grouped kernel reads them."""
+    if isinstance(weight, Tensor):
+        return weight
+    (part,) = weight.parts
+    assert isinstance(part, Mxfp4Matrix), "experts are plain or in MXFP4"
+    return part
 
 
 def _logits(normed: Tensor, router: Router) -> Tensor:
@@ -43,7 +55,8 @@ def _logits(normed: Tensor, router: Router) -> Tensor:
         if parts and router.bias is None:
             return split_linear(normed, weight, parts)
         logits = torch.mm(normed, weight.t(), out_dtype=torch.float32)
-    return logits if router.bias is None else logits + router.bias
+    # a GPU's weight has further rows of zeros
+    return logits if router.bias is None else logits[:, : len(router.bias)] + router.bias
 
 
 def _sum_by_expert(

@@ -30,7 +30,7 @@ class TensorReader(Protocol):
 
     def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
-    def blocks(self, matrix: BlockMatrix) -> Tensor | QuantizedWeight: ...
+    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight: ...
 
     def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight: ...
 
@@ -72,7 +72,7 @@ def _weight(
     scales = reader.stored_bytes(f"{name}_scales", (count, features, blocks))
     if is_gated:
         codes, scales = _halves(codes), _halves(scales)
-    return reader.blocks(mxfp4_matrix(codes.flatten(0, 1), scales.flatten(0, 1)))
+    return reader.mxfp4(codes.flatten(0, 1).flatten(1), scales.flatten(0, 1))
 
 
 def _halves(interleaved: Tensor) -> Tensor:
@@ -80,12 +80,12 @@ def _halves(interleaved: Tensor) -> Tensor:
     return torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1)
 
 
-def mxfp4_matrix(codes: Tensor, scales: Tensor) -> BlockMatrix:
-    """Codes ``[features, blocks, 16]`` and scales ``[features, blocks]`` in GGUF's layout.
+def gguf_blocks(codes: Tensor, scales: Tensor) -> BlockMatrix:
+    """Codes ``[features, 16 * blocks]`` and scales ``[features, blocks]`` in GGUF's layout.
 
     A byte of ``codes`` has two neighbours, the first in its low half. GGUF has values 0 to 15 of a
     block in the low halves, the others in the high ones."""
-    first, second = codes.unflatten(-1, (2, 8)).unbind(-2)
+    first, second = codes.unflatten(-1, (-1, 2, 8)).unbind(-2)
     even, odd = (first & 15) | (second << 4), (first >> 4) | (second & 240)
     packed = torch.stack([even, odd], -1).flatten(-2)
     blocks = torch.cat([scales[..., None], packed], -1)

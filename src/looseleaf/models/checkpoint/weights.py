@@ -27,6 +27,7 @@ from looseleaf.models.checkpoint.expert_tensors import (
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.interleaved_experts import gguf_blocks
 from looseleaf.models.checkpoint.scaled_tensors import (
     UNUSED,
     StoredMatrix,
@@ -52,6 +53,7 @@ from looseleaf.ops.dense.scaled_linear import (
 from looseleaf.ops.dense.scaled_linear import (
     quantize as quantize_matrix,
 )
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 
 _log = logging.getLogger(__name__)
 
@@ -240,9 +242,11 @@ class _Checker:
         self._used.add(name)
         return torch.empty(shape, dtype=torch.uint8, device="meta")
 
-    def blocks(self, matrix: BlockMatrix) -> Tensor | QuantizedWeight:
-        """A matrix of experts in blocks: as it is for C kernels, else its values."""
-        return torch.empty(matrix.features, matrix.columns, device="meta")
+    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight:
+        """Experts in MXFP4: in their bits where products read them, else their values.
+
+        ``codes`` are ``[features, columns / 2]``, ``scales`` ``[features, columns / 32]``."""
+        return torch.empty(len(codes), 2 * codes.shape[1], device="meta")
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout."""
@@ -359,15 +363,17 @@ class _Reader(_Checker):
     def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._read(name)
 
-    def blocks(self, matrix: BlockMatrix) -> Tensor | QuantizedWeight:
+    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight:
+        if self._device.type == "cuda" and self._dtype.itemsize == 2:
+            matrix = Mxfp4Matrix(codes.to(self._device), scales.to(self._device))
+            return QuantizedWeight([matrix], self._dtype)
         if self._keeps_blocks and self._device.type == "cpu":
-            return QuantizedWeight.create([matrix], self._dtype)
-        whole = torch.empty(matrix.features, matrix.columns, dtype=self._dtype, device=self._device)
+            return QuantizedWeight.create([gguf_blocks(codes, scales)], self._dtype)
+        whole = torch.empty(len(codes), 2 * codes.shape[1], dtype=self._dtype, device=self._device)
         # in parts, since values in fp32 take twice the memory
-        for rows, part in zip(
-            whole.split(_COMPARED_ROWS), matrix.blocks.split(_COMPARED_ROWS), strict=True
-        ):
-            rows.copy_(BlockMatrix(matrix.layout.name, part.to(self._device)).dequantize())
+        for start in range(0, len(codes), _COMPARED_ROWS):
+            rows = slice(start, start + _COMPARED_ROWS)
+            whole[rows] = Mxfp4Matrix(codes[rows], scales[rows]).dequantize()
         return self.narrow(whole)
 
     def router(self, weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.reference import expert_mlp_reference
 from looseleaf.ops.experts.route import Routes
 
@@ -33,24 +34,30 @@ def rows_of_kernels(slots: int, num_experts: int) -> list[int]:
 
 def expert_mlp(
     x: Float[Tensor, "rows hidden"],
-    gate_up: Float[Tensor, "all_gates hidden"],
-    down: Float[Tensor, "all_outputs inner"],
+    gate_up: Float[Tensor, "all_gates hidden"] | Mxfp4Matrix,
+    down: Float[Tensor, "all_outputs inner"] | Mxfp4Matrix,
     routes: Routes,
     implementation: Implementation = "auto",
     *,
     activation: str = "silu",
+    swiglu: tuple[float, float] = (1.702, 7.0),
     gate_up_bias: Float[Tensor, " all_gates"] | None = None,
     down_bias: Float[Tensor, " all_outputs"] | None = None,
 ) -> Float[Tensor, "parts rows hidden"]:
     """Summands of the sum over a row's experts of ``weight * down(activation(gate) * up)``.
 
     ``gate_up`` has gate and up of each expert, one expert below the other; ``down`` likewise.
-    Biases are fp32. Summands are fp32 for up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises
-    InvalidOption for an unknown ``implementation``."""
-    num_experts = down.shape[0] // x.shape[1]
+    With the activation ``swigluoai`` this is ``down(gate * sigmoid(alpha * gate) * (up + 1))``,
+    where ``swiglu`` is ``alpha`` and a limit of ``gate`` from above and of ``up`` on both sides.
+
+    The kernel reads matrices in MXFP4 with rows of 16 bits. Biases are fp32. Summands are fp32 for
+    up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises InvalidOption for an unknown
+    ``implementation``, and for MXFP4 with rows of 32 bits in the kernel."""
+    num_experts = (down.features if isinstance(down, Mxfp4Matrix) else len(down)) // x.shape[1]
     biases = gate_up_bias, down_bias
     if choose(implementation, x) == "triton":
         from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
 
-        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)
-    return expert_mlp_reference(x, gate_up, down, routes, activation, biases)[None]
+        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases, swiglu)
+    plain = (m.dequantize() if isinstance(m, Mxfp4Matrix) else m for m in (gate_up, down))
+    return expert_mlp_reference(x, *plain, routes, activation, biases, swiglu)[None]

@@ -11,9 +11,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import group_rows_triton
 from looseleaf.ops.experts.mlp import FEW_ROWS, tile_rows
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next, tanh
 
@@ -32,8 +34,14 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def _activated(gate, up, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "silu":
+def _activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "swigluoai":
+        # NaN stays NaN
+        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        decay = tl.exp(-tl.abs(alpha * gate))
+        value = gate * tl.where(gate < 0, decay, 1.0) / (1.0 + decay)
+    elif ACTIVATION == "silu":
         # exp of a number <= 0 cannot overflow
         decay = tl.exp(-tl.abs(gate))
         value = gate * tl.where(gate < 0, decay, 1.0) / (1.0 + decay)
@@ -48,29 +56,47 @@ def _activated(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _product(
-    p_weight, p_x, m_n, m_m, inner,
+    p_weight, p_scale, p_x, m_n, m_m, inner,
     EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The product [N, M] of a matrix's rows [N, 1] and rows [1, M] over ``inner`` dims."""
+    """The product [N, M] of a matrix's rows [N, 1] and rows [1, M] over ``inner`` dims.
+
+    With ``p_scale`` the matrix is in MXFP4: bytes of two codes, and a scale for 32 dims."""
     o_k = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in range(0, inner, BLOCK_K):
-        if EVEN:
-            b_weight = tl.load(p_weight + (start + o_k)[None, :])  # [N, K]
-            b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m, other=0.0)  # [K, M]
+        if p_scale is not None:
+            o_byte, o_block = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
+            byte, block = start // 2 + o_byte, start // 32 + o_block
+            if EVEN:
+                b_codes = tl.load(p_weight + byte[None, :])  # [N, K / 2]
+                b_scale = tl.load(p_scale + block[None, :])  # [N, K / 32]
+                b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m, other=0.0)  # [K, M]
+            else:
+                m_byte, m_block = 2 * byte < inner, 32 * block < inner
+                b_codes = tl.load(p_weight + byte[None, :], mask=m_n & m_byte[None, :], other=0)
+                b_scale = tl.load(p_scale + block[None, :], mask=m_n & m_block[None, :], other=127)
+                m_k = start + o_k < inner
+                b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m & m_k[:, None], other=0.0)
+            X_FORMAT: tl.constexpr = "bf16" if p_x.dtype.element_ty == tl.bfloat16 else "fp16"
+            acc = tl.dot_scaled(b_codes, b_scale, "e2m1", b_x, None, X_FORMAT, acc, fast_math=True)
         else:
-            m_k = start + o_k < inner
-            b_weight = tl.load(
-                p_weight + (start + o_k)[None, :], mask=m_n & m_k[None, :], other=0.0
-            )
-            b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m & m_k[:, None], other=0.0)
-        acc = tl.dot(b_weight, b_x, acc, input_precision="ieee")
+            if EVEN:
+                b_weight = tl.load(p_weight + (start + o_k)[None, :])  # [N, K]
+                b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m, other=0.0)  # [K, M]
+            else:
+                m_k = start + o_k < inner
+                b_weight = tl.load(
+                    p_weight + (start + o_k)[None, :], mask=m_n & m_k[None, :], other=0.0
+                )
+                b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m & m_k[:, None], other=0.0)
+            acc = tl.dot(b_weight, b_x, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
 def _gate_kernel(
-    x, weight, bias, order, tiles, out, hidden, inner, stride_x,
+    x, weight, scales, bias, order, tiles, out, hidden, inner, stride_x, alpha, limit,
     SLOTS: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -89,8 +115,12 @@ def _gate_kernel(
     row = tl.load(order + place, mask=place < end, other=0) // SLOTS
     up_row = expert.to(tl.int64) * 2 * inner + o_n // HALF * inner + feature
     m_n = (feature < inner)[:, None]
+    p_scale, p_weight = None, weight + up_row[:, None] * hidden
+    if scales is not None:
+        p_weight = weight + up_row[:, None] * (hidden // 2)
+        p_scale = scales + up_row[:, None] * (hidden // 32)
     acc = _product(
-        weight + up_row[:, None] * hidden, x + row.to(tl.int64)[None, :] * stride_x, m_n, m_m,
+        p_weight, p_scale, x + row.to(tl.int64)[None, :] * stride_x, m_n, m_m,
         hidden, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     gate, up = tl.split(tl.permute(tl.reshape(acc, (2, HALF, BLOCK_M)), (1, 2, 0)))
@@ -98,14 +128,14 @@ def _gate_kernel(
         p_bias = bias + expert.to(tl.int64) * 2 * inner + o_half
         gate += tl.load(p_bias, mask=o_half < inner, other=0.0)[:, None]
         up += tl.load(p_bias + inner, mask=o_half < inner, other=0.0)[:, None]
-    value = _activated(gate, up, ACTIVATION)
+    value = _activated(gate, up, alpha, limit, ACTIVATION)
     p_out = out + place.to(tl.int64)[None, :] * inner + o_half[:, None]
     tl.store(p_out, value.to(out.dtype.element_ty), mask=m_m & (o_half < inner)[:, None])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _down_kernel(
-    x, weight, bias, shares, order, tiles, out, rows, hidden, inner,
+    x, weight, scales, bias, shares, order, tiles, out, rows, hidden, inner,
     SLOTS: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -121,9 +151,12 @@ def _down_kernel(
     m_m, m_n = (place < end)[None, :], (o_n < hidden)[:, None]
     pair = tl.load(order + place, mask=place < end, other=0)
     share = tl.load(shares + pair, mask=place < end, other=0.0)
-    p_weight = weight + (expert.to(tl.int64) * hidden + o_n)[:, None] * inner
+    feature = (expert.to(tl.int64) * hidden + o_n)[:, None]
+    p_scale, p_weight = None, weight + feature * inner
+    if scales is not None:
+        p_weight, p_scale = weight + feature * (inner // 2), scales + feature * (inner // 32)
     p_x = x + place.to(tl.int64)[None, :] * inner
-    acc = _product(p_weight, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    acc = _product(p_weight, p_scale, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
     if bias is not None:
         p_bias = bias + expert.to(tl.int64) * hidden + o_n
         acc += tl.load(p_bias, mask=o_n < hidden, other=0.0)[:, None]
@@ -146,12 +179,13 @@ def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype) -> Block
 
 def expert_mlp_triton(
     x: Float[Tensor, "rows hidden"],
-    gate_up: Float[Tensor, "all_gates hidden"],
-    down: Float[Tensor, "all_outputs inner"],
+    gate_up: Float[Tensor, "all_gates hidden"] | Mxfp4Matrix,
+    down: Float[Tensor, "all_outputs inner"] | Mxfp4Matrix,
     routes: Routes,
     num_experts: int,
     activation: str,
     biases: tuple[Tensor | None, Tensor | None],
+    swiglu: tuple[float, float] = (1.702, 7.0),
 ) -> Float[Tensor, "slots rows hidden"]:
     """See `looseleaf.ops.experts.mlp`."""
     rows, slots = routes.experts.shape
@@ -159,33 +193,48 @@ def expert_mlp_triton(
     out = torch.empty((slots, rows, x.shape[1]), dtype=dtype, device=x.device)
     if not rows:
         return out
-    tile, inner = tile_rows(rows * slots, num_experts), down.shape[1]
-    assert len(gate_up) == 2 * inner * num_experts, "gate and up of all experts"
-    assert gate_up.is_contiguous() and down.is_contiguous(), "matrices lie below each other"
+    tile = tile_rows(rows * slots, num_experts)
+    (first, first_scales), (second, second_scales) = _arrays(gate_up), _arrays(down)
+    inner = second.shape[1] * (1 if second_scales is None else 2)
+    assert len(first) == 2 * inner * num_experts, "gate and up of all experts"
+    assert first.is_contiguous() and second.is_contiguous(), "matrices lie below each other"
+    if (first_scales is not None or second_scales is not None) and x.itemsize != 2:
+        raise InvalidOption("the kernel reads MXFP4 with rows of 16 bits: dequantize the matrices")
     groups = RowGroups(*group_rows_triton(routes.experts, num_experts, tile))
     values = torch.empty((rows * slots, inner), dtype=x.dtype, device=x.device)
-    launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation)
-    launch_down(values, down, biases[1], routes.weights, groups, out, tile)
+    parts = (first, first_scales, biases[0]), (second, second_scales, biases[1])
+    launch_gate(x, parts[0], groups, values, tile, slots, activation, swiglu)
+    launch_down(values, parts[1], routes.weights, groups, out, tile)
     return out
+
+
+def _arrays(matrix: Tensor | Mxfp4Matrix) -> tuple[Tensor, Tensor | None]:
+    """The values of a matrix, or its codes and scales."""
+    if isinstance(matrix, Mxfp4Matrix):
+        assert matrix.scales.is_contiguous(), "scales lie below each other"
+        return matrix.codes, matrix.scales
+    return matrix, None
 
 
 def launch_gate(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    matrix: tuple[Tensor, Tensor | None, Tensor | None],
     groups: RowGroups,
     out: Float[Tensor, "pairs inner"],
     tile: int,
     slots: int,
     activation: str,
+    swiglu: tuple[float, float],
 ) -> None:
-    """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``."""
+    """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``.
+
+    ``matrix`` has values or codes, scales or None, and a bias or None."""
     hidden, inner = x.shape[1], out.shape[1]
     assert x.stride(1) == 1, "a row must be contiguous"
     blocks, chained = blocks_of(tile, 2 * inner, hidden, x.dtype), chains(x)
     half = blocks.n // 2
     _gate_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
-        x, weight, bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0),
+        x, *matrix, groups.order, groups.tiles, out, hidden, inner, x.stride(0), *swiglu,
         SLOTS=slots, ACTIVATION=activation, EVEN=hidden % blocks.k == inner % half == 0,
         CHAINED=chained, BLOCK_M=blocks.m, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
@@ -195,8 +244,7 @@ def launch_gate(
 
 def launch_down(
     x: Float[Tensor, "pairs inner"],
-    weight: Tensor,
-    bias: Tensor | None,
+    matrix: tuple[Tensor, Tensor | None, Tensor | None],
     shares: Float[Tensor, "rows slots"],
     groups: RowGroups,
     out: Float[Tensor, "slots rows hidden"],
@@ -206,7 +254,7 @@ def launch_down(
     (slots, rows, hidden), inner = out.shape, x.shape[1]
     blocks, chained = blocks_of(tile, hidden, inner, x.dtype), chains(x)
     _down_kernel[(triton.cdiv(hidden, blocks.n), len(groups.tiles))](
-        x, weight, bias, shares, groups.order, groups.tiles, out, rows, hidden, inner,
+        x, *matrix, shares, groups.order, groups.tiles, out, rows, hidden, inner,
         SLOTS=slots, EVEN=inner % blocks.k == hidden % blocks.n == 0,
         CHAINED=chained, BLOCK_M=blocks.m, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
