@@ -9,7 +9,10 @@ from gguf.quants import quantize
 
 from looseleaf.models.tokenizer.detokenizer import byte_alphabet
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama"}
+ARCHITECTURES = {
+    **{"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama", "ministral3": "mistral3"},
+    "gpt_oss": "gpt-oss",
+}
 _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -44,7 +47,7 @@ _FAMILY_PARTS = {
         "post_mlp_layernorm": "post_ffw_norm",
     },
 }
-INTERLEAVED = ("llama", "granite", "smollm3")
+INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
 TOKENS = [*byte_alphabet(), "ab", *(f"<t{i}>" for i in range(257, 320))]
 
 
@@ -99,6 +102,9 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if family == "ministral3":
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(TOKENS[: config.vocab_size])

@@ -99,6 +99,25 @@ def _llama(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields
     }
 
 
+def _mistral3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    if data.own("expert_count") in data and data.whole(data.own("expert_count")) > 0:
+        raise UnsupportedModel("mistral3 with experts is not supported: use a dense model")
+    more, beta = _scaling(data), data.own("attention.temperature_scale")
+    if beta not in data:
+        return {"model_type": "mistral", "sliding_window": None, **more}
+    law = more.pop("rope_scaling", {"rope_type": "default"})
+    if data.own("rope.scaling.yarn_log_multiplier") in data:
+        # both factors are equal, so that YaRN scales no scores
+        law |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    original = "original_max_position_embeddings"
+    period = data.whole(data.own("attention.temperature_length"), law.get(original, 0))
+    return {
+        "model_type": "ministral3",
+        "rope_parameters": {**law, "llama_4_scaling_beta": data.real(beta), original: period},
+        **more,
+    }
+
+
 def _qwen2(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
     return {"model_type": "qwen2", "use_sliding_window": False, **_scaling(data)}
 
@@ -193,6 +212,7 @@ def _smollm3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fiel
 _ARCHITECTURES: dict[str, Callable[[Metadata, frozenset[str], Floats, Fields], Fields]] = {
     "llama": _llama,
     "mistral": _llama,
+    "mistral3": _mistral3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,

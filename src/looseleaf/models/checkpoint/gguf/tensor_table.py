@@ -51,7 +51,7 @@ _NORMS = {
 }
 _NORMS["gemma3_text"] = _NORMS["gemma2"]
 # families whose converter interleaves the two halves of each head of q and k
-_INTERLEAVED = ("llama", "granite", "smollm3")
+_INTERLEAVED = ("llama", "granite", "smollm3", "mistral", "ministral3")
 # families whose converter adds the norm's offset of 1 to the stored weight
 _OFFSET = ("gemma2", "gemma3_text")
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
