@@ -26,11 +26,16 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
     if not normed.is_cuda:
         return _sum_by_expert(normed, layer, routes, config)
     (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
-    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
     return expert_mlp(
-        normed, _grouped(gate_up), _grouped(down), routes, activation=config.activation,
-        swiglu=(config.swiglu_alpha, config.swiglu_limit), **biases,
-    )  # fmt: skip
+        normed,
+        _grouped(gate_up),
+        _grouped(down),
+        routes,
+        activation=config.activation,
+        swiglu=(config.swiglu_alpha, config.swiglu_limit),
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
 
 
 def _grouped(weight: Tensor | QuantizedWeight) -> Tensor | Mxfp4Matrix:

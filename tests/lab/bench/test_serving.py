@@ -22,8 +22,9 @@ from looseleaf_lab.errors import BenchmarkRefused
 CPU = torch.device("cpu")
 
 
-def test_every_line_is_measured_beside_its_floor() -> None:
-    rows = list(measure("tiny", ServingSizes.small(), CPU))
+@pytest.mark.parametrize("shape", ["tiny", "tiny-experts"])
+def test_every_line_is_measured_beside_its_floor(shape: str) -> None:
+    rows = list(measure(shape, ServingSizes.of_shape(shape), CPU))
     assert len(rows) == 7 + 1 + 2
     assert len({tuple(row) for row in rows}) == 1
     for row in rows:

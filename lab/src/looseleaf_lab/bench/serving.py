@@ -25,6 +25,7 @@ from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPar
 from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.bench.attention import require_right
 from looseleaf_lab.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf_lab.bench.layer_work import layer_work
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.random_model import model_shape, random_decoder, random_engine
 from looseleaf_lab.bench.results import Row
@@ -57,6 +58,13 @@ class ServingSizes:
             document=40, question=8, prefix=64, batch=4, cold=4, short_prompts=6,
             short_prompt=20, short_output=5, output=12, repetitions=1, rates=(50.0,), arrivals=6,
         )  # fmt: skip
+
+    @classmethod
+    def of_shape(cls, shape: str) -> "ServingSizes":
+        """Sizes whose pages and weights fit in 80 GB together, and toy sizes for toy shapes."""
+        if shape.startswith("tiny"):
+            return cls.small()
+        return cls(cold=4, short_prompts=96) if shape == "qwen3-30b-a3b" else cls()
 
     @property
     def pages(self) -> int:
@@ -177,18 +185,13 @@ class Workbench:
         ``scores`` row-key scores."""
         model = self.engine.runner.model
         shape, weights = model.config, model.weights
-        matrices = [
-            projection.weight
-            for layer in weights.layers
-            for projection in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        ]
-        num_weights = sum(matrix.numel() for matrix in matrices)
+        work = layer_work(weights.layers, shape, rows)
         attention = shape.num_layers * shape.num_qo_heads * shape.head_dim
         key = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         pages = self.engine.runner.pool.kv
-        num_bytes = sum(matrix.nbytes for matrix in (*matrices, weights.lm_head.weight))
+        num_bytes = work.num_bytes + weights.lm_head.weight.nbytes
         num_bytes += key * keys_read * pages.itemsize
-        return self.ceilings.floor(num_bytes, 2 * num_weights * rows + 4 * attention * scores)
+        return self.ceilings.floor(num_bytes, 2 * work.products + 4 * attention * scores)
 
 
 def measure(

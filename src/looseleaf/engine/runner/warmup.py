@@ -57,7 +57,10 @@ def warming(
         for launch in launches:
             launch()
 
-    launches = [partial(_launch_passes, model, attention, run), partial(_launch_products, model)]
+    launches = [
+        partial(_launch_passes, model, attention, run),
+        partial(_launch_products, model, run),
+    ]
     return [*launches, *_captures(model, graphs, passes)]
 
 
@@ -73,7 +76,7 @@ def rehearsal(
     model: Decoder, attention: PagedAttention, max_num_seqs: int, *, with_passes: bool
 ) -> list[Job]:
     """Captures of the warmup over few layers, for their kernels only: nothing is computed."""
-    short = model.first_layers(_covering(attention.rules))
+    short = model.first_layers(_covering(model, attention.rules))
     graphs = StepGraphs(short, attention, max_num_seqs, rehearsal=True)
     passes = ScoringGraphs(short, attention, rehearsal=True) if with_passes else None
     captures = Captures(model.device, rehearsal=True)
@@ -83,7 +86,7 @@ def rehearsal(
 
     return [
         partial(_start_library, model.device),
-        partial(_launch_products, model),
+        partial(_launch_products, model, capture),
         partial(_launch_passes, short, attention, capture),
         *_captures(short, graphs, passes),
     ]
@@ -95,9 +98,13 @@ def _start_library(device: torch.device) -> None:
     torch.mm(ones, ones)
 
 
-def _covering(rules: Sequence[ScoreRule]) -> int:
-    """The number of first layers with every rule, at least two: the first adds nothing pending."""
-    return max(2, *(rules.index(rule) + 1 for rule in rules))
+def _covering(model: Decoder, rules: Sequence[ScoreRule]) -> int:
+    """The number of first layers with every rule and kind of MLP.
+
+    At least two, because the first layer adds nothing pending."""
+    mixtures = [layer.router is not None for layer in model.weights.layers]
+    kinds = [mixtures.index(kind) + 1 for kind in mixtures]
+    return max(2, *(rules.index(rule) + 1 for rule in rules), *kinds)
 
 
 @torch.inference_mode()
@@ -146,19 +153,22 @@ def _launch_passes(
 
 
 @torch.inference_mode()
-def _launch_products(model: Decoder) -> None:
-    """Launch the matrix products whose kernel depends on the number of rows."""
+def _launch_products(model: Decoder, run: Callable[[Launches], None]) -> None:
+    """``run`` the matrix products whose kernel depends on the number of rows."""
     config, law, device = model.config, model.config.experts, model.device
     if device.type != "cuda":
         return
+
+    def normed(rows: int) -> Tensor:
+        return torch.zeros(rows, config.hidden_size, dtype=model.dtype, device=device)
+
     for layer in {layer.router is None: layer for layer in model.weights.layers}.values():
-        of_experts = [] if law is None else rows_of_kernels(law.num_slots, law.num_stored)
-        for rows in _OF_PRODUCTS if layer.router is None else of_experts:
-            normed = torch.zeros(rows, config.hidden_size, dtype=model.dtype, device=device)
-            if layer.router is None:
-                apply_gated(normed, layer.gate_up, config)
-            else:
-                apply_experts(normed, layer, config)
+        if layer.router is None:
+            gate_up = layer.gate_up
+            run([partial(apply_gated, normed(rows), gate_up, config) for rows in _OF_PRODUCTS])
+        elif law is not None:
+            of_experts = rows_of_kernels(law.num_slots, law.num_stored)
+            run([partial(apply_experts, normed(rows), layer, config) for rows in of_experts])
 
 
 def _span_launches(

@@ -62,6 +62,9 @@ _MAX_THREADS = 8
 # rows per comparison
 _COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
+_LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
+# families whose layers after the last predict further tokens, which the decoder does not use
+_PREDICTING = ("glm4_moe",)
 # buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
@@ -295,6 +298,11 @@ class _Checker:
 
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
+        if config.family in _PREDICTING:
+            layers = {name: _LAYER.match(name) for name in self._entries}
+            ignored |= {
+                n for n, match in layers.items() if match and int(match[1]) >= config.num_layers
+            }
         if self._quantization is not None:
             ignored |= {n for n in self._entries if n.rpartition(".")[2] in UNUSED}
         unused = set(self._entries) - self._used - ignored

@@ -3,13 +3,13 @@
 from typing import Any
 
 from looseleaf.config import ExpertConfig
-from looseleaf.errors import CorruptCheckpoint
+from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.fields import Json, rows, shown, switch, whole
 
 # names of the number of experts, by family and version
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # far above the values of real models
-_MAX_EXPERTS, _MAX_SHARED = 4096, 64
+_MAX_EXPERTS, MAX_SHARED, MAX_GROUPS = 4096, 64, 64
 
 
 def read_experts(
@@ -36,6 +36,17 @@ def read_experts(
         dense_layers=_dense_layers(raw),
         **law,
     )
+
+
+def shared_experts(raw: Json, name: str, default: int, inner: int) -> int:
+    """How many experts of ``inner`` are as wide as the shared MLP. Raises UnsupportedModel."""
+    width = whole(raw, name, default)
+    if width % inner or width // inner > MAX_SHARED:
+        raise UnsupportedModel(
+            f"{name} {width} is not a multiple of the experts' {inner}, or too large: only shared "
+            f"MLPs as wide as 1 to {MAX_SHARED} experts are implemented"
+        )
+    return width // inner
 
 
 def _count(raw: Json, default: int) -> int:

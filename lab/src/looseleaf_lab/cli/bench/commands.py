@@ -203,7 +203,7 @@ def serving(
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.bench.serving import ServingSizes, ServingVariant, measure
 
-    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    sizes = ServingSizes.of_shape(shape)
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     columns = (
