@@ -42,11 +42,13 @@ _FAMILY_PARTS = {
     "gemma2": _SANDWICH,
     "gemma3_text": _SANDWICH,
     "olmo2": _SANDWICH,
+    "exaone4": _SANDWICH,
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm",
         "post_mlp_layernorm": "post_ffw_norm",
     },
 }
+_WINDOWED = ("gemma2", "gemma3_text", "phi3", "exaone4", "gpt_oss")
 INTERLEAVED = ("llama", "granite", "smollm3", "ministral3")
 TOKENS = [*byte_alphabet(), "ab", *(f"<t{i}>" for i in range(257, 320))]
 
@@ -92,7 +94,7 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if getattr(config, "sliding_window", None) and family in ("gemma2", "gemma3_text", "phi3"):
+    if getattr(config, "sliding_window", None) and family in _WINDOWED:
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

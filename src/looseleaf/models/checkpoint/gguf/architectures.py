@@ -197,6 +197,19 @@ def _olmo2(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields
     return {"model_type": "olmo2", **_scaling(data)}
 
 
+def _exaone4(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    law = _scaling(data)
+    if "rope_freqs.weight" in floats:
+        law = _llama3_law(fields, floats["rope_freqs.weight"])
+    # every fourth layer is full, if there are windows
+    window = data.whole(data.own("attention.sliding_window"), 0) or None
+    return {
+        **{"model_type": "exaone4", "sliding_window": window, "sliding_window_pattern": 4},
+        **({} if window else {"layer_types": ["full_attention"] * fields["num_hidden_layers"]}),
+        **law,
+    }
+
+
 def _smollm3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
     layers = range(fields["num_hidden_layers"])
     # every fourth layer has no RoPE
@@ -221,5 +234,6 @@ _ARCHITECTURES: dict[str, Callable[[Metadata, frozenset[str], Floats, Fields], F
     "glm4": _glm4,
     "granite": _granite,
     "olmo2": _olmo2,
+    "exaone4": _exaone4,
     "smollm3": _smollm3,
 }

@@ -50,6 +50,7 @@ _NORMS = {
     "glm": _FUSED_UP,
 }
 _NORMS["gemma3_text"] = _NORMS["gemma2"]
+_NORMS["exaone4"] = _NORMS["olmo2"]
 # families whose converter interleaves the two halves of each head of q and k
 _INTERLEAVED = ("llama", "granite", "smollm3", "mistral", "ministral3")
 # families whose converter adds the norm's offset of 1 to the stored weight
