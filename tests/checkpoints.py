@@ -15,10 +15,10 @@ _DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2", "
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
 EXPERT_FAMILIES = (*_MIXTURES, "gpt_oss")
 FAMILIES = (*_DENSE, *EXPERT_FAMILIES)
-ATTENTION_FAMILIES = ("llama", "smollm3", "ministral3", "gemma2", "gemma3_text", "glm4", "gpt_oss")
-"""One family for each kind of attention: plain, layers without RoPE, query factors by position,
-windows with capped scores, RoPE laws by layer, a part of the head rotated, sinks beside windows.
-The others differ in products and norms only."""
+ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4", "gpt_oss")
+"""One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
+RoPE laws by layer, a part of the head rotated, sinks beside windows. The others differ in products
+and norms only; Ministral 3 has tests of its own (test_query_scales.py)."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
