@@ -19,10 +19,10 @@ from looseleaf.models.checkpoint.gguf.container import read_container
 from looseleaf.models.experts import apply_experts
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import beats_packed_bfloat16
-from tests.checkpoints import FAMILIES, make_checkpoint, make_model
+from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_checkpoint, make_model
 from tests.models.gguf_files import write_gguf
 
-CONVERTED = [family for family in FAMILIES if family not in ("phi", "mistral", "glm")]
+CONVERTED = [f for f in FAMILIES if f not in ("phi", "mistral", "glm", *LATENT_FAMILIES)]
 
 
 @pytest.fixture(autouse=True)

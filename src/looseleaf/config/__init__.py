@@ -15,6 +15,7 @@ from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import (
+    LatentConfig,
     ModelConfig,
     Quantization,
     QueryScaling,
@@ -44,6 +45,7 @@ __all__ = [
     "Fuse",
     "FuseSelector",
     "GroupRule",
+    "LatentConfig",
     "LayerBudgets",
     "Local",
     "IndexConfig",

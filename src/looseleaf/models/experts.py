@@ -12,8 +12,9 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import LayerWeights, Router, apply_gated
 from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
-from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.mlp import Stacked, expert_mlp
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes, route
 
@@ -25,25 +26,25 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
     routes = route(logits, config.experts, layer.router.selection_bias)
     if not normed.is_cuda:
         return _sum_by_expert(normed, layer, routes, config)
-    (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
     return expert_mlp(
         normed,
-        _grouped(gate_up),
-        _grouped(down),
+        _stacked(layer.gate_up),
+        _stacked(layer.down),
         routes,
         activation=config.activation,
         swiglu=(config.swiglu_alpha, config.swiglu_limit),
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
+        gate_up_bias=layer.gate_up.bias,
+        down_bias=layer.down.bias,
     )
 
 
-def _grouped(weight: Tensor | QuantizedWeight) -> Tensor | Mxfp4Matrix:
-    """The matrices of all experts as the grouped kernel reads them."""
+def _stacked(projection: Projection) -> Stacked:
+    """The matrices of all experts for the kernel."""
+    weight = projection.weight
     if isinstance(weight, Tensor):
         return weight
     (part,) = weight.parts
-    assert isinstance(part, Mxfp4Matrix), "experts are plain or in MXFP4"
+    assert isinstance(part, ScaledMatrix | Mxfp4Matrix), "a GPU has codes with scales"
     return part
 
 

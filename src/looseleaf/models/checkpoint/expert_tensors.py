@@ -16,6 +16,7 @@ from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear.native import GROUP
+from looseleaf.ops.dense.scaled_linear import TILE
 
 _ROUTER_TILE = 64
 
@@ -114,7 +115,10 @@ def read_experts(
     if law.num_shared > 1:
         wide = prefix + names.shared, law.num_shared
         gate_up, down = _with_wide_shared(reader, gate_up, down, names, *wide)
-    projections = Projection(reader.narrow(gate_up)), Projection(reader.narrow(down))
+    if inner % TILE == hidden % TILE == 0:
+        # the kernel takes codes of whole tiles
+        gate_up, down = reader.narrow(gate_up), reader.narrow(down)
+    projections = Projection(gate_up), Projection(down)
     return _biased(reader, projections, prefix, names, law) if law.expert_bias else projections
 
 

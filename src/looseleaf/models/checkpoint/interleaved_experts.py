@@ -14,6 +14,7 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import BlockMatrix
+from looseleaf.ops.dense.scaled_linear import TILE
 
 _BLOCK = 32
 
@@ -48,6 +49,9 @@ def read_interleaved(
         ("down_proj", hidden, inner),
     ):
         weight = _weight(reader, prefix + name, (count, features, columns))
+        if isinstance(weight, Tensor) and hidden % TILE == inner % TILE == 0:
+            # the kernel takes codes of whole tiles
+            weight = reader.narrow(weight)
         wide = isinstance(weight, QuantizedWeight)
         # gate and up alternate
         bias = reader.fused([f"{prefix}{name}_bias"], [(count, features)], wide=wide)
@@ -66,7 +70,7 @@ def _weight(
     if f"{name}_blocks" not in reader:
         stored = reader.fused([name], [(count, columns, features)]).transpose(1, 2)
         whole = _halves(stored) if is_gated else stored.contiguous()
-        return reader.narrow(whole.flatten(0, 1))
+        return whole.flatten(0, 1)
     blocks = columns // _BLOCK
     codes = reader.stored_bytes(f"{name}_blocks", (count, features, blocks, _BLOCK // 2))
     scales = reader.stored_bytes(f"{name}_scales", (count, features, blocks))
