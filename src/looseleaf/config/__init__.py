@@ -14,7 +14,14 @@ from looseleaf.config.engine import (
 from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import LatentConfig, ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.model import (
+    LatentConfig,
+    ModelConfig,
+    Quantization,
+    QueryScaling,
+    RopeConfig,
+    RopeLaw,
+)
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -49,6 +56,7 @@ __all__ = [
     "ModelConfig",
     "Quantization",
     "Quantize",
+    "QueryScaling",
     "Reuse",
     "Revise",
     "RopeConfig",

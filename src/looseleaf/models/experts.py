@@ -15,7 +15,8 @@ from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
-from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.mlp import Stacked, expert_mlp
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.native import can_sum, expert_mlp_native
 from looseleaf.ops.experts.route import Routes, route
 
@@ -36,6 +37,7 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
         _stacked(layer.down),
         routes,
         activation=config.activation,
+        swiglu=(config.swiglu_alpha, config.swiglu_limit),
         gate_up_bias=layer.gate_up.bias,
         down_bias=layer.down.bias,
     )
@@ -55,13 +57,13 @@ def _packed(layer: LayerWeights, config: ModelConfig) -> tuple[PackedMatrix, Pac
     return (first, second) if can_sum(first, second, config.experts.num_stored) else None
 
 
-def _stacked(projection: Projection) -> Tensor | ScaledMatrix:
+def _stacked(projection: Projection) -> Stacked:
     """The matrices of all experts for the kernel."""
     weight = projection.weight
     if isinstance(weight, Tensor):
         return weight
     (part,) = weight.parts
-    assert isinstance(part, ScaledMatrix), "a GPU has codes with scales"
+    assert isinstance(part, ScaledMatrix | Mxfp4Matrix), "a GPU has codes with scales"
     return part
 
 
@@ -78,7 +80,8 @@ def _logits(normed: Tensor, router: Router) -> Tensor:
         if parts and router.bias is None:
             return split_linear(normed, weight, parts)
         logits = torch.mm(normed, weight.t(), out_dtype=torch.float32)
-    return logits if router.bias is None else logits + router.bias
+    # a GPU's weight has further rows of zeros
+    return logits if router.bias is None else logits[:, : len(router.bias)] + router.bias
 
 
 def _sum_by_expert(
