@@ -14,6 +14,7 @@ from looseleaf.config.engine import (
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.policy_file import PolicyFile
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -44,6 +45,7 @@ __all__ = [
     "IndexPer",
     "MAX_WINDOW",
     "ModelConfig",
+    "PolicyFile",
     "Quantization",
     "Quantize",
     "Reuse",

@@ -14,6 +14,7 @@ from looseleaf.config import FuseSelector
 from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable
+from looseleaf_lab.cli.evals.save_policy import question_tasks, reference_path, save_policy
 
 _DEFAULT_SELECTORS = ("first", "question", "links", "deviation")
 _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ape")]
@@ -50,6 +51,33 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     help="share of answers that may differ from full prefill's",
 )
 @click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="questions with their own documents, in a format of `looseleaf eval file`; several",
+)
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="policy file to write, for --policy: the least KL from full prefill at --sooner",
+)
+@click.option(
+    "--primer",
+    "primers",
+    multiple=True,
+    default=("default",),
+    metavar="default|FILE",
+    help="with --save: texts before documents that are tried as a primer [default: made-up "
+    "English passages]; several, '' for none",
+)
+@click.option(
+    "--sooner",
+    default=3.0,
+    show_default=True,
+    help="with --save: factor by which the first token should precede full prefill's",
+)
+@click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=check_appendable,
@@ -62,11 +90,17 @@ def calibrate(
     names: tuple[str, ...],
     questions: tuple[str, ...],
     file: Path | None,
+    files: tuple[Path, ...],
+    save: Path | None,
+    sooner: float,
+    primers: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Compare fuse policies of MODEL with full prefill on documents (-d) and questions (-q), and
     propose the cheapest policy within the tolerance.
 
+    With --save, the policy with the least KL from full prefill at the wanted speed is written to a
+    file, which other commands take as --policy. Its questions come from -q or from --file.
     Selectors with layer settings are first tried at several layers."""
     selectors = options.pop("selectors") or _DEFAULT_SELECTORS
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
@@ -81,6 +115,28 @@ def calibrate(
         raise InvalidOption("-q needs a question: one is empty")
     all_questions = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
+    if files and save is None:
+        raise InvalidOption("--file has questions for a policy file: give --save, too")
+    if save is not None:
+        chosen: dict[str, Any] = {
+            "selectors": selectors,
+            "ratios": ratios,
+            "output": output,
+            "primers": [name for name in primers if name],
+        }
+        if not all_questions and not files:
+            raise InvalidOption("give questions with -q, --questions or --file")
+        if all_questions and len(documents) < 2:
+            raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
+        save_policy(
+            reference_path(model, checkpoint),
+            save,
+            sooner,
+            question_tasks([document.texts[0] for document in documents], all_questions, files),
+            explicit_options(options),
+            **chosen,
+        )
+        return
     if len(documents) < 2:
         raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
     if not all_questions:
