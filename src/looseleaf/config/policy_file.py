@@ -51,14 +51,17 @@ class PolicyFile:
         shape, settings, primer = (
             [content.get(name) for name in ("model", "fuse", "primer")] if fits else [None] * 3
         )
-        require(
+        if not (
             isinstance(shape, dict)
             and isinstance(settings, dict)
             and isinstance(primer, list)
-            and all(isinstance(text, str) and text.strip() for text in primer),
-            f"policy {path} is no policy file of this version: write one with looseleaf calibrate",
-            "policy",
-        )
+            and all(isinstance(text, str) and text.strip() for text in primer)
+        ):
+            raise InvalidOption(
+                f"policy {path} is no policy file of this version: write one with looseleaf "
+                "calibrate",
+                "policy",
+            )
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         try:
             fuse = Fuse(**settings)

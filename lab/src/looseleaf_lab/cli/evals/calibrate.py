@@ -14,7 +14,7 @@ from looseleaf.config import FuseSelector
 from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable
-from looseleaf_lab.cli.evals.save_policy import question_tasks, reference_path, save_policy
+from looseleaf_lab.cli.evals.policy_search import PolicySearch
 
 _DEFAULT_SELECTORS = ("first", "question", "links", "deviation")
 _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ape")]
@@ -90,10 +90,6 @@ def calibrate(
     names: tuple[str, ...],
     questions: tuple[str, ...],
     file: Path | None,
-    files: tuple[Path, ...],
-    save: Path | None,
-    sooner: float,
-    primers: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Compare fuse policies of MODEL with full prefill on documents (-d) and questions (-q), and
@@ -105,6 +101,12 @@ def calibrate(
     selectors = options.pop("selectors") or _DEFAULT_SELECTORS
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
+    search = PolicySearch(
+        *(options.pop(name) for name in ("save", "files", "primers", "sooner")),
+        selectors,
+        ratios,
+        output,
+    )
     for ratio in ratios:
         require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")
     fits = 0 <= tolerance < 1
@@ -115,27 +117,9 @@ def calibrate(
         raise InvalidOption("-q needs a question: one is empty")
     all_questions = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
-    if files and save is None:
-        raise InvalidOption("--file has questions for a policy file: give --save, too")
-    if save is not None:
-        chosen: dict[str, Any] = {
-            "selectors": selectors,
-            "ratios": ratios,
-            "output": output,
-            "primers": [name for name in primers if name],
-        }
-        if not all_questions and not files:
-            raise InvalidOption("give questions with -q, --questions or --file")
-        if all_questions and len(documents) < 2:
-            raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
-        save_policy(
-            reference_path(model, checkpoint),
-            save,
-            sooner,
-            question_tasks([document.texts[0] for document in documents], all_questions, files),
-            explicit_options(options),
-            **chosen,
-        )
+    if search.wanted:
+        texts = [document.texts[0] for document in documents]
+        search.run(model, checkpoint, texts, all_questions, explicit_options(options))
         return
     if len(documents) < 2:
         raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
