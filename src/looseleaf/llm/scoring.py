@@ -72,8 +72,11 @@ def score_requests(
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=first)
         requests.append(Request(next_id(), parts, params, num_given=len(ids)))
     chosen = options or {}
-    fuse, common = chosen.get("fuse"), {k: v for k, v in chosen.items() if k != "fuse"}
-    return [with_policies(replace(request, **common), fuse=fuse) for request in requests]
+    salt, deadline, fuse = chosen.get("salt", ""), chosen.get("deadline"), chosen.get("fuse")
+    return [
+        with_policies(replace(request, salt=salt, deadline=deadline), fuse=fuse)
+        for request in requests
+    ]
 
 
 def score_of(output: RequestOutput, num_given: int) -> Score:

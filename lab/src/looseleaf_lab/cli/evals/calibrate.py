@@ -102,10 +102,13 @@ def calibrate(
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
     search = PolicySearch(
-        *(options.pop(name) for name in ("save", "files", "primers", "sooner")),
-        selectors,
-        ratios,
-        output,
+        save=options.pop("save"),
+        files=options.pop("files"),
+        primers=options.pop("primers"),
+        sooner=options.pop("sooner"),
+        selectors=selectors,
+        ratios=ratios,
+        output=output,
     )
     for ratio in ratios:
         require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")

@@ -9,7 +9,7 @@ import click
 
 from looseleaf.cli.options import ENGINE_SECTIONS, engine_options, explicit_options, field_names
 from looseleaf.cli.policies import reading_options, take_readings
-from looseleaf.config import EVICTING
+from looseleaf.config import EVICTING, Select
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable, target_of
 from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out
@@ -59,7 +59,7 @@ def selection(
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     llm = LLM(options["model"], **engine)
     meter = SelectionMeter(llm, Path(options["model"]).stem.split(".")[0])
-    pairs = []
+    pairs: list[tuple[Select, SelectionRow]] = []
     for label, items in _sources(llm, paths, needles, tokens, questions):
         with evaluation_progress(f"{meter.name}: {label}", len(items)) as on_count:
             rows = meter.measure(label, items, selects, on_count)
@@ -69,8 +69,8 @@ def selection(
         if target is not None:
             append_rows(target, [asdict(row) for row in rows], origin)
     for policy, arm in smallest_budgets(pairs).items():
-        found = f"{arm} is the smallest budget" if arm else "no budget of these is"
-        click.echo(f"{policy}: {found} within 0.05 nats of dense decoding")
+        result = f"{arm} is the smallest budget" if arm else "no budget of these is"
+        click.echo(f"{policy}: {result} within 0.05 nats of dense decoding")
 
 
 def _sources(
@@ -80,14 +80,14 @@ def _sources(
     from looseleaf_lab.evals.files import FileOptions, read_tasks
     from looseleaf_lab.evals.world_tasks import NeedleTask
 
-    found: list[tuple[str, Sequence[Any]]] = []
+    sources: list[tuple[str, Sequence[Any]]] = []
     if needles > 0:
         task = NeedleTask(tokens, lambda text: len(llm.engine.tokenizer.encode(text)))
-        found.append((f"needle {tokens}", task.items(held_out(0, needles))))
+        sources.append((f"needle {tokens}", task.items(held_out(0, needles))))
     if paths:
         for file in read_tasks(paths, FileOptions()):
-            found.append((file.label, file.entries[: max(0, questions)]))
-    return found
+            sources.append((file.label, file.entries[: max(0, questions)]))
+    return sources
 
 
 def _line(row: Any) -> str:

@@ -30,8 +30,8 @@ _BEST = 2
 
 @dataclass(frozen=True)
 class Goal:
-    """What a policy should reach: the share of plain reuse's KL that it removes, the share of
-    questions with equal first tokens, and the factor of the first token over full prefill."""
+    """Goals of a policy: the share of plain reuse's KL that it removes, the share of questions with
+    equal first tokens, and the factor of the first token over full prefill."""
 
     removed: float = 0.85
     agreement: float = 0.8

@@ -170,7 +170,7 @@ def candidates_of(items: Sequence[Item], number: int, total: int = 4) -> list[st
     if not items[number].answers:
         return []
     right = items[number].answers[0]
-    others = [items[(number + n) % len(items)] for n in range(1, len(items))]
-    further = [item.answers[0] for item in others if item.answers]
+    entries = [items[(number + n) % len(items)] for n in range(1, len(items))]
+    further = [item.answers[0] for item in entries if item.answers]
     distinct = [text for text in dict.fromkeys(further) if text != right]
     return [right, *distinct[: total - 1]]

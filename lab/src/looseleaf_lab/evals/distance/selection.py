@@ -135,10 +135,10 @@ def smallest_budgets(rows: Sequence[tuple[Select, SelectionRow]]) -> dict[str, s
     near: dict[str, dict[str, list[SelectionRow]]] = {}
     for select, row in rows:
         near.setdefault(select.policy, {}).setdefault(row.arm, []).append(row)
-    found = {}
+    smallest = {}
     for policy, arms in near.items():
         fitting = {arm: own for arm, own in arms.items() if all(row.is_near for row in own)}
-        found[policy] = min(
+        smallest[policy] = min(
             fitting, key=lambda arm: sum(row.pages_read for row in fitting[arm]), default=""
         )
-    return found
+    return smallest
