@@ -70,7 +70,9 @@ def test_a_primed_document_has_the_keys_of_the_same_text_behind_lead_and_primer(
     llm = primed(folder, write_policy(folder, tmp_path / "policy.json"))
     ask(llm, [prompt(FIRST, SECOND)])
     lead, _, second, question = llm.engine.prompts.from_parts(prompt(FIRST, SECOND))
-    primer = llm.engine._defaults.primer
+    defaults = llm.engine._defaults
+    assert defaults is not None
+    primer = defaults.primer
     plain = make_llm(folder)
     longer = TextPart((*lead.tokens, *primer))
     parts = (longer, DocumentPart(second.tokens, len(longer.tokens), "second"), question)

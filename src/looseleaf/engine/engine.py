@@ -4,7 +4,7 @@ A loop, a thread or another scheduler calls `step`, and adds and aborts requests
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from torch import Tensor
@@ -58,7 +58,7 @@ Ended = Callable[[RequestProgress], None]
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The parts of an engine. ``defaults`` are those of its requests."""
+    """The parts of an engine. ``defaults`` apply to its requests."""
 
     config: EngineConfig
     runner: Runner
@@ -67,7 +67,7 @@ class EngineParts:
     max_model_len: int
     tiers: Tiers | None = None
     threads: ThreadChoice | None = None
-    defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    defaults: RequestDefaults | None = None
 
 
 class Engine:
@@ -203,7 +203,8 @@ class Engine:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
         number = next(self._warm_numbers if request.warms else self._numbers)
-        request = self._defaults.applied(request)
+        if self._defaults is not None:
+            request = self._defaults.applied(request)
         if request.fuse is not None:
             request = self._canary.adjusted(request)
         progress = self._input_processor.take(request, self.config.seed + number)

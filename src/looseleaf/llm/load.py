@@ -207,10 +207,10 @@ def make_engine(
     )
 
 
-def _defaults_of(config: EngineConfig, loaded: LoadedModel) -> RequestDefaults:
-    """The defaults of the configured policy file. Raises InvalidOption."""
+def _defaults_of(config: EngineConfig, loaded: LoadedModel) -> RequestDefaults | None:
+    """The defaults of the configured policy file, None without one. Raises InvalidOption."""
     if config.policy is None:
-        return RequestDefaults()
+        return None
     policy = PolicyFile.read(config.policy)
     policy.require_model(loaded.shape)
     tokens = primer_tokens(loaded.tokenizer, policy.primer)
