@@ -94,6 +94,14 @@ def test_a_single_document_is_exact_and_others_differ_from_plain_reuse(
     assert not torch.allclose(mine.logits[0], other.logits[0], atol=1e-3)
 
 
+def test_the_first_document_has_no_primer_behind_any_text(checkpoint: Folder, policy: Path) -> None:
+    folder = checkpoint("llama")
+    asked = [words(1, 9), Document(SECOND.text, context="alone"), words(3, 7)]
+    llm, plain = primed(folder, policy), make_llm(folder)
+    assert_same_answers(ask(llm, [asked]), ask(plain, [asked]))
+    assert len(llm.engine._defaults.primer) not in {s.length for s in llm.engine.store.segments()}
+
+
 def test_answers_do_not_depend_on_what_is_cached(checkpoint: Folder, policy: Path) -> None:
     folder = checkpoint("llama")
     asked = [prompt(FIRST, SECOND), prompt(SECOND, FIRST), prompt(document(3), SECOND, FIRST)]

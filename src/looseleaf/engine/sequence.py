@@ -77,6 +77,7 @@ class Sequence:
         chain = keys.root
         contexts: dict[int, SegmentKey] = {0: keys.root}
         known_primers: dict[int, DocumentUse] = {}
+        any_document = False
         starts = starts_of(request.parts, together=self.apart is not None)
         for start, part in zip(starts, request.parts, strict=True):
             if isinstance(part, DocumentPart):
@@ -91,13 +92,15 @@ class Sequence:
                 hosted = find_hosted(key) if retrieves else None
                 if hosted is not None:
                     self.parts.append(HostedUse(start, part, hosted))
-                elif primer is None or start == part.context_length:
+                elif primer is None or self.apart or not any_document:
+                    # the first document follows no other, so it needs no neighbours
                     self.parts.append(DocumentUse(start, part, key))
                     if primer is not None and self.warms:
                         self.others.append(DocumentUse(start, part, primed_key, primer=primer[0]))
                 else:
                     key = primed_key
                     self.parts.append(DocumentUse(start, part, key, primer=primer[0]))
+                any_document = True
                 # later text depends on the keys that the policy selects
                 policy = repr(request.select).encode() if hosted is not None else b""
                 chain = keys.placed(chain, key, policy)

@@ -4,7 +4,8 @@ A document that is computed directly after its context differs from the same doc
 documents: its first tokens take part of the attention that belongs to the beginning of the prompt,
 and its texts lack what usual neighbours add. A *primer* is text in the form of documents, which a
 document reads when it is computed, and which no request reads. It depends on the model only, so
-documents keep their identity in any order, and reading them costs nothing more."""
+documents keep their identity in any order, and reading them costs nothing more. The first document
+of a prompt follows no other, so it is read as it is without a primer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
