@@ -60,7 +60,7 @@ class Sequence:
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
-        self.draws = not request.warms and request.params.max_tokens != 0
+        self.draws = not self.warms and request.params.max_tokens != 0
         self._salt = request.salt
         self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
@@ -81,11 +81,10 @@ class Sequence:
         starts = starts_of(request.parts, together=self.apart is not None)
         for start, part in zip(starts, request.parts, strict=True):
             if isinstance(part, DocumentPart):
-                if part.context_length not in contexts:
-                    contexts[part.context_length] = self._context(
-                        part.context_length, keys, page_size
-                    )
-                context = contexts[part.context_length]
+                length = part.context_length
+                if length not in contexts:
+                    contexts[length] = self._context(length, keys, page_size)
+                context = contexts[length]
                 key = part.key_behind(keys, context)
                 primer = self._primer(part, context, keys, known_primers)
                 primed_key = key if primer is None else part.key_behind(keys, primer[1])
