@@ -111,7 +111,7 @@ class ProxyApp:
                 metrics.responses.labels(str(error.status_code)).inc()
                 if client.begun:
                     raise
-                await error.response()(scope, client.receive, client.send)
+                await error.response(scope["path"])(scope, client.receive, client.send)
 
     async def _answer(self, scope: Scope, client: _Client) -> None:
         begin = time.perf_counter()

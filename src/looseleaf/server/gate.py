@@ -222,7 +222,7 @@ class Gate:
         config = self._service.config
         if _needs_no_key(path) or (path == "/metrics" and config.open_metrics):
             return OPEN_CALLER
-        caller = self._service.keys.find(headers.get("authorization"))
+        caller = self._service.keys.find(headers.get("authorization"), headers.get("x-api-key"))
         if path in OPERATOR_PATHS and caller.tenant not in ("", config.operator):
             raise ApiError(
                 403,
@@ -261,7 +261,7 @@ class Gate:
         if exchange.status:
             # a response that has begun can only be aborted
             raise error
-        response = error.response()
+        response = error.response(scope["path"])
         if exchange.complete:
             await response(scope, exchange.receive, exchange.write)
             return
