@@ -16,7 +16,7 @@ from looseleaf.errors import LooseleafError
 from looseleaf.server.errors import ApiError, describe_invalid
 from looseleaf.server.gate import Gate
 from looseleaf.server.registering import register_again
-from looseleaf.server.routes import documents, generate, messages
+from looseleaf.server.routes import documents, generate, messages, responses
 from looseleaf.server.routes import service as service_routes
 from looseleaf.server.routes.context import report_error
 from looseleaf.server.service import Service
@@ -56,6 +56,7 @@ def make_app(service: Service) -> ASGIApp:
     for router in (
         generate.router,
         messages.router,
+        responses.router,
         documents.router,
         service_routes.keyed,
         service_routes.open_router,

@@ -24,11 +24,13 @@ Kind = Literal["thought", "text", "call"]
 class Block:
     """A part of an answer. ``text`` grows; that of a call is the JSON text of its arguments.
 
-    ``entries`` are log-probabilities of a text, where the request has them."""
+    A call has a ``name`` and an id. ``entries`` are log-probabilities of a text, where the request
+    has them."""
 
     index: int
     kind: Kind
     name: str = ""
+    call_id: str = ""
     text: str = ""
     is_open: bool = True
     entries: list[report.Entry] = field(default_factory=list)
@@ -75,15 +77,18 @@ class Blocks:
         if self.is_complete:
             return []
         text = output.text[self._characters :]
-        entries = tuple((output.logprobs or ())[self._tokens :])
-        self._characters += len(text)
-        self._tokens += len(entries)
         events = self.reader.feed(text) if text else []
-        if output.finish_reason is None:
-            return [*self._translated(events, entries)]
-        self.is_complete = True
-        events += self.reader.finish()
-        return [*self._translated(events, entries), *self._close()]
+        self._characters += len(text)
+        self.is_complete = output.finish_reason is not None
+        if self.is_complete:
+            events += self.reader.finish()
+        elif not events:
+            # log-probabilities wait for their text
+            return []
+        entries = tuple((output.logprobs or ())[self._tokens :])
+        self._tokens += len(entries)
+        translated = [*self._translated(events, entries)]
+        return [*translated, *self._close()] if self.is_complete else translated
 
     @property
     def has_calls(self) -> bool:
@@ -102,7 +107,7 @@ class Blocks:
                 kind: Kind = "text" if isinstance(event, Content) else "thought"
                 if not self.blocks or not self.blocks[-1].is_open or self._last.kind != kind:
                     yield from self._open(kind)
-                # the tokens of an update belong to its first text
+                # tokens of an update belong to its first text
                 yield self._extend(event.text, entries if kind == "text" else ())
                 entries = () if kind == "text" else entries
 
@@ -112,7 +117,8 @@ class Blocks:
 
     def _open(self, kind: Kind, name: str = "") -> Iterator[BlockEvent]:
         yield from self._close()
-        block = Block(len(self.blocks), kind, name)
+        call_id = self.reader.new_id() if kind == "call" else ""
+        block = Block(len(self.blocks), kind, name, call_id)
         self.blocks.append(block)
         yield BlockBegin(block)
 

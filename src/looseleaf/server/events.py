@@ -28,7 +28,7 @@ def line(event: Event) -> bytes:
 
 def named(event: dict[str, Any]) -> bytes:
     """The bytes of an event whose name is its type."""
-    return b"event: " + event["type"].encode() + b"\n" + line(event)
+    return b"event: " + str(event["type"]).encode() + b"\n" + line(event)
 
 
 class Frame:

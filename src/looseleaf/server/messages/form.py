@@ -1,9 +1,7 @@
 """From blocks of an answer to Anthropic's messages and their events."""
 
-import secrets
-import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import from_json
@@ -16,8 +14,6 @@ from looseleaf.server.generation import Generation
 
 SIGNATURE = "looseleaf"
 """The signature of thoughts; some clients send back no thoughts without a signature."""
-
-_CHARACTERS = string.ascii_letters + string.digits
 
 _DELTAS = {
     "text": ("text_delta", "text"),
@@ -32,7 +28,6 @@ class MessageForm:
 
     generation: Generation
     model: str
-    _calls: dict[int, str] = field(default_factory=dict)
 
     def opening(self, request: Output) -> list[Json]:
         """The beginning of the message, and a ping."""
@@ -47,7 +42,7 @@ class MessageForm:
         """The events of a block."""
         block = event.block
         if isinstance(event, BlockBegin):
-            empty = self._content(Block(block.index, block.kind, block.name))
+            empty = self._content(replace(block, text=""))
             if block.kind == "thought":
                 empty["signature"] = ""
             return [{"type": "content_block_start", "index": block.index, "content_block": empty}]
@@ -94,9 +89,8 @@ class MessageForm:
             return {"type": "text", "text": block.text}
         if block.kind == "thought":
             return {"type": "thinking", "thinking": block.text, "signature": SIGNATURE}
-        call_id = self._calls.setdefault(block.index, _new_id())
         arguments = arguments_of(block.text)
-        return {"type": "tool_use", "id": call_id, "name": block.name, "input": arguments}
+        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
 
     def _delta(self, block: Block, delta: Mapping[str, Any]) -> Json:
         return {"type": "content_block_delta", "index": block.index, "delta": delta}
@@ -133,8 +127,3 @@ def _stop(request: Output, blocks: Blocks) -> Json:
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
     reason = "tool_use" if blocks.has_calls else "end_turn"
     return {"stop_reason": reason, "stop_sequence": None}
-
-
-def _new_id() -> str:
-    # Mistral's template accepts ids of nine letters and digits only
-    return "".join(secrets.choice(_CHARACTERS) for _ in range(9))

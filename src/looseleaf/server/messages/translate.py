@@ -1,24 +1,14 @@
-"""From Anthropic's requests to chat requests.
-
-Results of tools become messages of their own. Adjacent messages of one role are joined, because
-many templates require that roles alternate."""
+"""From Anthropic's requests to chat requests. Results of tools become messages of their own."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from looseleaf.server.protocol.chat import (
-    ChatMessage,
-    ChatRequest,
-    ContentPart,
-    DocumentContent,
-    TextContent,
-)
-from looseleaf.server.protocol.common import JsonSchema, JsonSchemaFormat
+from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.messages import (
     ClientTool,
     CountTokensRequest,
     DocumentBlock,
+    InputBlock,
     InputMessage,
     MessagesRequest,
     NamedChoice,
@@ -30,33 +20,29 @@ from looseleaf.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from looseleaf.server.protocol.tools import (
-    FunctionCall,
-    FunctionDefinition,
-    FunctionName,
-    NamedToolChoice,
-    Tool,
-    ToolCall,
+from looseleaf.server.translation import (
+    Json,
+    alternating,
+    chat_request,
+    function_call,
+    text_part,
 )
-from looseleaf.server.translation import chat_request, translation
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
-Json = dict[str, Any]
 
-
-@translation()
 def translate(body: CountTokensRequest) -> ChatRequest:
     """The chat request of a body. Raises ApiError (400)."""
-    messages = [*_messages(body)]
-    continues = messages[-1].role == "assistant"
+    system = [{"role": "system", "content": _text(body.system)}] if body.system else []
+    translated = [each for message in body.messages for each in _translated(message)]
+    messages = [*system, *alternating(translated)]
     limits: Json = {}
     if isinstance(body, MessagesRequest):
         limits = {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
     return chat_request(
         body,
         messages=messages,
-        continue_final_message=continues or None,
+        continue_final_message=messages[-1]["role"] == "assistant" or None,
         response_format=_format(body),
         **limits,
         **_tools(body),
@@ -64,123 +50,83 @@ def translate(body: CountTokensRequest) -> ChatRequest:
     )
 
 
-def _messages(body: CountTokensRequest) -> Iterator[ChatMessage]:
-    """The conversation, with the system text first."""
-    if body.system:
-        yield ChatMessage(role="system", content=_text(body.system))
-    last: ChatMessage | None = None
-    for message in body.messages:
-        for translated in _translated(message):
-            if last is not None and last.role == translated.role != "tool":
-                last = _joined(last, translated)
-                continue
-            if last is not None:
-                yield last
-            last = translated
-    if last is not None:
-        yield last
-
-
-def _translated(message: InputMessage) -> Iterator[ChatMessage]:
+def _translated(message: InputMessage) -> Iterator[Json]:
     if isinstance(message.content, str):
-        yield ChatMessage(role=message.role, content=message.content)
+        yield {"role": message.role, "content": message.content}
     elif message.role == "assistant":
         yield _assistant(message.content)
     elif message.role == "system":
-        yield ChatMessage(role="system", content=_text(message.content))
+        yield {"role": "system", "content": _text(message.content)}
     else:
         yield from _user(message.content)
 
 
-def _user(blocks: Sequence[Any]) -> Iterator[ChatMessage]:
+def _user(blocks: Sequence[InputBlock]) -> Iterator[Json]:
     """Results of tools, and messages of the blocks between them."""
-    parts: list[ContentPart] = []
+    parts: list[Json] = []
     for block in blocks:
         if not isinstance(block, ToolResultBlock):
-            parts.append(_part(block))
+            parts += _part(block)
             continue
         if parts:
-            yield ChatMessage(role="user", content=parts)
+            yield {"role": "user", "content": parts}
             parts = []
-        yield ChatMessage(role="tool", content=_result(block), tool_call_id=block.tool_use_id)
+        yield {"role": "tool", "content": _result(block), "tool_call_id": block.tool_use_id}
     if parts or not blocks:
-        yield ChatMessage(role="user", content=parts or "")
+        yield {"role": "user", "content": parts or ""}
 
 
-def _result(block: ToolResultBlock) -> str | list[ContentPart]:
+def _result(block: ToolResultBlock) -> str | list[Json]:
     prefix = "Error: " if block.is_error else ""
-    if isinstance(block.content, str) or not block.content:
-        return prefix + (block.content or "")
-    parts = [_part(part) for part in block.content]
-    return [TextContent(type="text", text=prefix), *parts] if prefix else parts
+    content = block.content or ""
+    if isinstance(content, str):
+        return prefix + content
+    parts = [part for inner in content for part in _part(inner)]
+    return [text_part(prefix), *parts] if prefix else parts
 
 
-def _assistant(blocks: Sequence[Any]) -> ChatMessage:
+def _assistant(blocks: Sequence[InputBlock]) -> Json:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     calls = [
-        ToolCall(
-            id=block.id,
-            function=FunctionCall(
-                name=block.name, arguments=json.dumps(block.input, ensure_ascii=False)
-            ),
-        )
+        function_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    return ChatMessage(
-        role="assistant",
-        content=None if calls and not texts else "".join(texts),
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
+    return {
+        "role": "assistant",
+        "content": None if calls and not texts else "".join(texts),
+        "reasoning_content": "\n".join(thoughts) or None,
+        "tool_calls": calls or None,
+    }
 
 
-def _part(block: TextBlock | DocumentBlock | SearchResultBlock) -> ContentPart:
+def _part(block: InputBlock) -> list[Json]:
+    """The part of a message that shows a block; none for another kind of block."""
     if isinstance(block, TextBlock):
-        return TextContent(type="text", text=block.text)
+        return [text_part(block.text)]
     if isinstance(block, SearchResultBlock):
         text = _text(block.content)
+    elif not isinstance(block, DocumentBlock):
+        return []
     elif isinstance(block.source, PlainSource):
         text = block.source.data
     else:
         text = _text(block.source.content)
-    return DocumentContent(type="document", title=block.title, text=text)
+    return [{"type": "document", "title": block.title, "text": text}]
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    """One message of two messages of one role."""
-    thoughts = [m.reasoning_content for m in (first, second) if m.reasoning_content]
-    calls = [*(first.tool_calls or ()), *(second.tool_calls or ())]
-    if isinstance(first.content, list) or isinstance(second.content, list):
-        content: Any = [*_parts(first), *_parts(second)]
-    else:
-        texts = [text for text in (first.content, second.content) if text]
-        content = "\n\n".join(texts) or (None if calls else "")
-    return ChatMessage(
-        role=first.role,
-        content=content,
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
-
-
-def _parts(message: ChatMessage) -> list[ContentPart]:
-    if isinstance(message.content, list):
-        return message.content
-    return [TextContent(type="text", text=message.content)] if message.content else []
-
-
-def _text(content: str | Iterable[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _text(content: str | Sequence[InputBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
 
 
 def _tools(body: CountTokensRequest) -> Json:
     choice = body.tool_choice
     fields: Json = {"tools": [_tool(tool) for tool in body.tools or ()] or None}
     if isinstance(choice, NamedChoice):
-        function = FunctionName(name=choice.name)
-        fields["tool_choice"] = NamedToolChoice(type="function", function=function)
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice is not None:
         fields["tool_choice"] = _CHOICES[choice.type]
     if choice is not None and not isinstance(choice, NoChoice):
@@ -188,34 +134,33 @@ def _tools(body: CountTokensRequest) -> Json:
     return fields
 
 
-def _tool(tool: ClientTool) -> Tool:
-    definition = FunctionDefinition(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
-    return Tool(type="function", function=definition)
+def _tool(tool: ClientTool) -> Json:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
 
 
 def _thoughts(body: CountTokensRequest) -> Json:
     """Variables of the template, and whether the answer shows thoughts."""
     thinking, config = body.thinking, body.output_config
     thinks = thinking is not None and thinking.type != "disabled"
-    variables: Json = (
-        {} if thinking is not None and thinking.type == "adaptive" else {"enable_thinking": thinks}
-    )
-    effort = None if config is None or not thinks else config.effort
+    is_adaptive = thinking is not None and thinking.type == "adaptive"
+    variables = {} if is_adaptive else {"enable_thinking": thinks}
+    effort = config.effort if config is not None and thinks else None
     return {
         "chat_template_kwargs": {**variables, **(body.chat_template_kwargs or {})},
         "reasoning_effort": "xhigh" if effort == "max" else effort,
-        "include_reasoning": thinks and thinking is not None and thinking.display != "omitted",
+        "include_reasoning": thinking is not None and thinks and thinking.display != "omitted",
     }
 
 
-def _format(body: CountTokensRequest) -> JsonSchemaFormat | None:
+def _format(body: CountTokensRequest) -> Json | None:
     output = None if body.output_config is None else body.output_config.format
     if output is None:
         return None
-    schema = JsonSchema(name="answer", schema=output.schema_, strict=True)
-    return JsonSchemaFormat(type="json_schema", json_schema=schema)
+    schema = {"name": "answer", "schema": output.schema_, "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
