@@ -31,9 +31,11 @@ class Affinity:
 
 
 def affinity_of(body: object, session: str | None = None) -> Affinity:
-    """The affinity of a request body; ``session`` is the client's own name of a conversation."""
+    """The affinity of a request body; ``session`` is the client's own name of a conversation.
+
+    The name may be the id of a stored response, which has the tag of its conversation."""
     if not isinstance(body, Mapping):
-        return Affinity()
+        body = {}
     weights: dict[str, int] = {}
     ids: dict[str, None] = {}
     for document in _documents(body):

@@ -352,7 +352,7 @@ class Frontend:
             longest_token=longest_token(llm.tokenizer),
             fingerprint=f"looseleaf-{__version__}",
             seen_texts=SeenTexts(on_hit=metrics.seen_texts.inc),
-            responses=LocalStore(ResponseTable(int(config.stored_responses_mib * 2**20))),
+            responses=LocalStore(ResponseTable.of(config)),
             discovery=Discovery(Cutter.of(llm.tokenizer)) if discovers else None,
             advice=self.advice,
         )

@@ -7,6 +7,8 @@ so that the end of a conversation is dropped before its beginning."""
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from looseleaf.config import ServerConfig
+
 RECORD_BYTES = 512
 """Bytes that count for a record besides its content."""
 
@@ -34,6 +36,11 @@ class ResponseTable:
     max_bytes: int
     _tenants: dict[str, _Records] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "ResponseTable":
+        """An empty table of a server."""
+        return cls(int(config.stored_responses_mib * 2**20))
 
     @property
     def size(self) -> int:
