@@ -48,6 +48,11 @@ _ANTHROPIC_KINDS = {
 }
 
 
+def is_messages_path(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
 class ApiError(HTTPException):
     """An error response; ``param`` is the field at fault, ``code`` the reason."""
 
@@ -77,7 +82,7 @@ class ApiError(HTTPException):
 
     def body_for(self, path: str) -> dict[str, Any]:
         """The JSON object of a response at a path, in the form of its API."""
-        if path != MESSAGES_PATH and not path.startswith(f"{MESSAGES_PATH}/"):
+        if not is_messages_path(path):
             return self.body
         error = {**self.body["error"], "type": self._anthropic_kind}
         return {"type": "error", "error": error}

@@ -37,7 +37,8 @@ router = APIRouter(
 @router.post("", response_model=MessageBody)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation in the form of Anthropic's API."""
-    log_user(request, body.user)
+    user = (body.metadata or {}).get("user_id")
+    log_user(request, user if isinstance(user, str) else body.user)
     chat = await begin_chat(request, translate(body), shortens=True)
     form = MessageForm(chat.generation, body.model)
     answer = BlockAnswer(chat.generation, Blocks(chat.reader()), form)
