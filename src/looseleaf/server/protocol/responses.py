@@ -201,7 +201,7 @@ Included = Literal[
 class ResponsesRequest(EngineRequest):
     """``POST /v1/responses``."""
 
-    input: str | Annotated[list[InputItem], Field(max_length=4096), FIRST_ONLY]
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=4096), FIRST_ONLY]
     instructions: str | None = Field(
         None, description="The system text; earlier instructions do not apply."
     )

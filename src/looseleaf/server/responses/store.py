@@ -11,7 +11,7 @@ class ResponseStore(Protocol):
     """Records by tenant and id, as in `ResponseTable`."""
 
     async def put(self, tenant: str, name: str, content: bytes, previous: str | None) -> bool:
-        """Keep a record; whether it fits into the limit at all."""
+        """Keep a record; whether it fits, with the conversation before it."""
         ...
 
     async def get(self, tenant: str, name: str) -> bytes | None:

@@ -48,7 +48,7 @@ class ResponseTable:
         return sum(self._sizes.values())
 
     def put(self, tenant: str, name: str, content: bytes, previous: str | None) -> bool:
-        """Keep a record; whether it fits into the limit at all."""
+        """Keep a record; whether it fits, with the conversation before it."""
         stored = Stored(content, previous)
         if stored.size > self.max_bytes:
             return False
@@ -59,7 +59,7 @@ class ResponseTable:
         while self.size > self.max_bytes:
             largest = max(self._sizes, key=self._sizes.__getitem__)
             self.delete(largest, next(iter(self._tenants[largest])))
-        return True
+        return name in self._records(tenant)
 
     def get(self, tenant: str, name: str) -> bytes | None:
         """The content of a record, None without one."""
