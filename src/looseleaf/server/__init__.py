@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP, with documents as part of the request. The only user of pydantic."""
+"""The APIs of OpenAI and Anthropic over HTTP, with documents as part of the request. The only user of pydantic."""
