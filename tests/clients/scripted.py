@@ -100,6 +100,8 @@ def _weights(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     table = torch.full((WIDTH, WIDTH), -5.0)
     for rank, character in enumerate(TERSE):
         table[_id(tokenizer, character)] = FIRST_LOGIT - STEP * rank
+    # the closing tag is one token, as pretrained models write it; a string ends before it
+    table[_id(tokenizer, "</tool_call>")] = FIRST_LOGIT - STEP / 2
     for chain in CHAINS:
         for last, following in itertools.pairwise(chain):
             table[_id(tokenizer, following), _id(tokenizer, last)] = CHAIN_LOGIT

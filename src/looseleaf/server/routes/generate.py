@@ -67,7 +67,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
         body,
         tokenizer.vocab_size,
         service.advice,
-        tool_grammar=tool_grammar(body),
+        tool_grammar=tool_grammar(body, tokenizer, service.config),
         shows_markers=shows_markers(body, tokenizer, service.config),
     )
     require_small(params.grammar, service.config)
