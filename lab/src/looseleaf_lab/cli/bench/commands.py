@@ -16,6 +16,7 @@ from looseleaf_lab.cli.bench.fleet import fleet
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
 from looseleaf_lab.cli.bench.http import http
+from looseleaf_lab.cli.bench.hybrids import hybrids
 from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.llamacpp import llamacpp
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
@@ -174,10 +175,17 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
 @click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
 @click.option("--batch-invariant/--no-batch-invariant", default=False)
 @click.option(
+    "--quantize",
+    type=click.Choice(["fp8", "int8", "int4"]),
+    help="codes of the layers' matrices, on a GPU [default: 16 bits]",
+)
+@click.option(
     "--line",
     "lines",
     multiple=True,
-    type=click.Choice(["cached", "cold", "shared", "private", "short", "prefill", "rates"]),
+    type=click.Choice(
+        ["cached", "cold", "shared", "private", "decode", "short", "prefill", "rates"]
+    ),
     help="of the table; may be given several times [default: all]",
 )
 @OUTPUT
@@ -196,7 +204,7 @@ def serving(
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.bench.serving import ServingSizes, ServingVariant, measure
 
-    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    sizes = ServingSizes.of_shape(shape)
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     columns = (
@@ -251,7 +259,8 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
 
 
 for _command in (
-    agents, fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select, tiers,
+    agents, fleet, fuse, hits, hosted, http, hybrids, index, lazy, llamacpp, rate, relay, select,
+    tiers,
 ):  # fmt: skip
     bench.add_command(_command)
 
