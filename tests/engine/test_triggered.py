@@ -98,9 +98,9 @@ def test_an_anchored_trigger_counts_at_the_begin_and_after_a_block(
         assert first.allowed() is None
 
 
-def test_a_special_token_is_a_trigger(compiler: GrammarCompiler) -> None:
+def test_an_added_token_is_a_trigger(compiler: GrammarCompiler) -> None:
     marker, token = next(
-        (marker, token) for marker, token in compiler._special.items() if marker.isascii()
+        (marker, token) for marker, token in compiler._added.items() if marker.isascii()
     )
     output = state(compiler, block(trigger=marker))
     push(output, ids(compiler, "So "))

@@ -1,7 +1,7 @@
 """Blocks of tool calls as grammars: texts and JSON arguments in the form of a model's family.
 
 A block is written by the server, which knows the form. Its grammar for the library is made here,
-because only the engine knows which texts are special tokens.
+because only the engine knows which texts are added tokens.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 
 from looseleaf.sampling_params import Grammar
 
-SpecialIds = Mapping[str, int]
-"""The ids of special tokens by their written form."""
+AddedIds = Mapping[str, int]
+"""The ids of added tokens by their written form."""
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -79,31 +79,30 @@ class CallBlock:
 
         return replace(self, calls=tuple(tuple(map(relax, call)) for call in self.calls))
 
-    def lark(self, special: SpecialIds, library_schema: Callable[[str], str]) -> str:
+    def lark(self, added: AddedIds, library_schema: Callable[[str], str]) -> str:
         """The grammar in the library's notation; ``library_schema`` adapts schemas to it.
 
         A grammar with a trigger begins with the tokens that complete the trigger."""
         rules: list[str] = []
-        names = [self._call_rule(n, rules, special, library_schema) for n in range(len(self.calls))]
+        names = [self._call_rule(n, rules, added, library_schema) for n in range(len(self.calls))]
         one = "(" + " | ".join(names) + ")"
-        rest = f"{_text(self.between, special)} {one}".strip()
+        rest = f"{_text(self.between, added)} {one}".strip()
         calls = one if self.most == 1 else f"{one} ({rest}){{0,{self.most - 1}}}"
-        begin = _text(self.before, special)
+        begin = _text(self.before, added)
         return "\n".join(
             [
-                f"start: {self._opening(special, rules)} {begin} {calls} "
-                f"{_text(self.after, special)}",
+                f"start: {self._opening(added, rules)} {begin} {calls} {_text(self.after, added)}",
                 *rules,
                 "",
             ]
         )
 
-    def opens_with_token(self, special: SpecialIds) -> int | None:
-        """The id of the special token that is the trigger, if it is one."""
-        return special.get(self.trigger)
+    def opens_with_token(self, added: AddedIds) -> int | None:
+        """The id of the added token that is the trigger, if it is one."""
+        return added.get(self.trigger)
 
-    def _opening(self, special: SpecialIds, rules: list[str]) -> str:
-        if not self.trigger or self.trigger in special:
+    def _opening(self, added: AddedIds, rules: list[str]) -> str:
+        if not self.trigger or self.trigger in added:
             return ""
         # the token that completes the trigger may begin before it
         rules.append(f"opening[lazy]: /(?s:.*){_escaped(self.trigger)}/")
@@ -113,7 +112,7 @@ class CallBlock:
         self,
         number: int,
         rules: list[str],
-        special: SpecialIds,
+        added: AddedIds,
         library_schema: Callable[[str], str],
     ) -> str:
         name, pieces = f"call{number}", []
@@ -125,7 +124,7 @@ class CallBlock:
                 rules.append(f"{name}_{place}: /{item.regex}/")
                 pieces.append(f"{name}_{place}")
             else:
-                pieces.append(_text(item.text, special))
+                pieces.append(_text(item.text, added))
         rules.append(f"{name}: " + " ".join(filter(None, pieces)))
         return name
 
@@ -141,16 +140,14 @@ class CallBlock:
         return replace(self, calls=tuple(calls))
 
 
-def _text(text: str, special: SpecialIds) -> str:
-    """``text`` as literals, with ids for its special tokens."""
+def _text(text: str, added: AddedIds) -> str:
+    """``text`` as literals, with ids for its added tokens."""
     if not text:
         return ""
-    markers = [re.escape(marker) for marker in sorted(special, key=len, reverse=True) if marker]
+    markers = [re.escape(marker) for marker in sorted(added, key=len, reverse=True) if marker]
     pieces: Sequence[str] = re.split("(" + "|".join(markers) + ")", text) if markers else [text]
     literals: list[Any] = [
-        f"<[{special[piece]}]>" if piece in special else json.dumps(piece)
-        for piece in pieces
-        if piece
+        f"<[{added[piece]}]>" if piece in added else json.dumps(piece) for piece in pieces if piece
     ]
     return " ".join(literals)
 

@@ -131,7 +131,7 @@ class GrammarCompiler:
         """A block of calls, with any object for inexact schemas that can't be followed."""
         try:
             block = CallBlock.read(grammar.source)
-            token = block.opens_with_token(self._special)
+            token = block.opens_with_token(self._added)
         except ValueError as error:
             raise InvalidRequest(f"the {_name(grammar)} can't be read: {error}") from error
         try:
@@ -149,7 +149,7 @@ class GrammarCompiler:
     def _compile_block(self, grammar: Grammar, block: CallBlock, due: float) -> CompiledGrammar:
         def source() -> str:
             rest = block.without_trigger() if block.trigger else block
-            lark = rest.lark(self._special, _inline_schema)
+            lark = rest.lark(self._added, _inline_schema)
             return str(_library().LLMatcher.grammar_from_lark(lark))
 
         return self._compile_source(grammar, source, due)
@@ -167,10 +167,12 @@ class GrammarCompiler:
         return True
 
     @cached_property
-    def _special(self) -> dict[str, int]:
-        """The special tokens of texts by their written form; ends of texts are not among them."""
-        ids = (i for i in self._words.special_token_ids if i not in self._ends)
-        return {self._tokenizer.written(i): i for i in ids}
+    def _added(self) -> dict[str, int]:
+        """The added tokens of texts by their written form; ends of texts are not among them.
+
+        A text in the library's grammar would become other tokens than these."""
+        ids = self._tokenizer.added_token_ids
+        return {w: i for w, i in ids.items() if i < self.vocab_size and i not in self._ends}
 
     @cached_property
     def _vocabulary(self) -> Any:

@@ -16,7 +16,7 @@ _BLANKS = b" \t\r\n"
 
 @dataclass(eq=False)
 class TriggeredGrammar:
-    """A compiled ``block`` that begins after ``trigger``, or with the special ``token``.
+    """A compiled ``block`` that begins after ``trigger``, or with the added ``token``.
 
     ``words`` has the bytes of all tokens."""
 
