@@ -11,6 +11,7 @@ import torch
 
 from looseleaf.attention.plan.cost_model import default_cost_model
 from looseleaf.config import ExpertConfig
+from looseleaf.ops.add_sinks.kernel import _add_sinks_kernel, add_sinks_triton
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
@@ -30,7 +31,11 @@ from looseleaf.ops.dense.scaled_linear.kernel import (
     scaled_linear_triton,
 )
 from looseleaf.ops.dense.scaled_linear.kernel import launch as launch_scaled
-from looseleaf.ops.dense.scaled_linear.vectors.kernel import _scaled_vectors_kernel, launch_vectors
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import (
+    _one_vector_kernel,
+    _scaled_vectors_kernel,
+    launch_vectors,
+)
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
 from looseleaf.ops.dense.split_linear.kernel import (
@@ -44,8 +49,8 @@ from looseleaf.ops.experts.group.kernel import (
     _place_kernel,
     _sum_kernel,
 )
-from looseleaf.ops.experts.mlp import rows_of_kernels
 from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
 from looseleaf.ops.fetch_numbers import num_blocks
@@ -114,6 +119,7 @@ SHAPES = {
     "fp32-256": Shape(head_dim=256),
 }
 KERNELS = (
+    _add_sinks_kernel,
     _attention_received_kernel,
     _fetch_numbers_kernel,
     _fetch_turn_kernel,
@@ -149,6 +155,7 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         state = AttnState(torch.zeros(1, *scene.q.shape[1:]), torch.zeros(1, scene.q.shape[1]))
         out = torch.empty_like(scene.q)
         merge_states_triton(state, work.row_state_indptr, state, out)
+        add_sinks_triton(AttnState(out, torch.zeros(out.shape[:2])), torch.zeros(out.shape[1]))
         own = replace(work, row_own=torch.zeros(4 * len(scene.q), dtype=torch.int32))
         finish_rows_triton(state, scene.q, (scene.k_pages, scene.v_pages), own, *rest[:2], out)
         positions = torch.arange(len(scene.q))
@@ -272,7 +279,8 @@ def compiled_gated() -> Iterator[Compiled]:
 def compiled_scaled() -> Iterator[Compiled]:
     """Products with codes, by that generation's instructions and without."""
     weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
-    with compiling(*kernels, _quantize_rows_kernel, _scaled_vectors_kernel) as found:
+    vectors = (_one_vector_kernel, _scaled_vectors_kernel)
+    with compiling(*kernels, _quantize_rows_kernel, *vectors) as found:
         for kind in ("fp8", "int8", "int4"):
             matrix = quantize(weight, kind)
             for rows in (1, 64):
@@ -280,8 +288,8 @@ def compiled_scaled() -> Iterator[Compiled]:
                 out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
                 launch_scaled(x, matrix, out, chained=True, words=True)
             scaled_linear_triton(x.half(), matrix)
-            if kind != "int4":
-                launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+            for rows in (1, 2) if kind != "int4" else ():
+                launch_vectors(x[:rows], matrix, out[:, :rows], chained=True)
         quantize_rows_triton(x)
     yield from found
 
@@ -305,13 +313,30 @@ def compiled_experts() -> Iterator[Compiled]:
         hidden, inner, slots, experts = 2048, 768, 8, 2
         gate_up = torch.zeros(experts * 2 * inner, hidden, dtype=torch.bfloat16)
         down = torch.zeros(experts * hidden, inner, dtype=torch.bfloat16)
-        for rows in (*rows_of_kernels(slots, experts), 200):
+        # a tile of each size, and more pairs than one program sorts
+        for rows in (1, 5, 20, 200):
             x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
             routes = Routes(pairs, torch.zeros(rows, slots))
             expert_mlp_triton(x, gate_up, down, routes, experts, "silu", (None, None))
         biases = torch.zeros(len(gate_up)), torch.zeros(len(down))
         expert_mlp_triton(x.half(), gate_up.half(), down.half(), routes, experts, "gelu", biases)
+        for kind, rows in (("fp8", 1), ("fp8", 200), ("int8", 1), ("int4", 1), ("int4", 200)):
+            codes = quantize(gate_up.float(), kind), quantize(down.float(), kind)
+            few = Routes(pairs[:rows], routes.weights[:rows])
+            expert_mlp_triton(x[:rows], *codes, few, experts, "silu", (None, None))
+        codes = [
+            Mxfp4Matrix(
+                torch.zeros(len(m), m.shape[1] // 2, dtype=torch.uint8),
+                torch.zeros(len(m), m.shape[1] // 32, dtype=torch.uint8),
+            )
+            for m in (gate_up, down)
+        ]
+        for rows in (1, 200):
+            few = x[:1].expand(rows, -1).contiguous()
+            pairs = torch.zeros(rows, slots, dtype=torch.int32)
+            some = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(few, *codes, some, experts, "swigluoai", biases)
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found
