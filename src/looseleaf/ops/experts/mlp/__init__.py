@@ -63,5 +63,9 @@ def expert_mlp(
         from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
 
         return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)
-    plain = (m if isinstance(m, Tensor) else dequantize_reference(m) for m in (gate_up, down))
-    return expert_mlp_reference(x, *plain, routes, activation, biases)[None]
+    gates, outputs = _plain(gate_up), _plain(down)
+    return expert_mlp_reference(x, gates, outputs, routes, activation, biases)[None]
+
+
+def _plain(matrix: Tensor | ScaledMatrix) -> Tensor:
+    return matrix if isinstance(matrix, Tensor) else dequantize_reference(matrix)
