@@ -46,8 +46,7 @@ def drawn(rows: int, law: ExpertConfig, parts: int = 0) -> tuple[Tensor, Tensor 
 
 
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("rows", [0, 1, 5, 70])
-@pytest.mark.parametrize("parts", [0, 4])
+@pytest.mark.parametrize(("rows", "parts"), [(0, 0), (1, 4), (5, 0), (66, 0)])
 def test_the_kernel_routes_as_the_reference(name: str, rows: int, parts: int) -> None:
     law = LAWS[name]
     logits, bias = drawn(rows, law, parts)

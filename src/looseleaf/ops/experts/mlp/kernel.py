@@ -3,6 +3,7 @@
 Matrices are the first operand, and their tile has a row of gate and of up for each output. Tiles of
 rows grow with the rows per expert, from 16 for a decode step to 128 for a prompt."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -234,7 +235,7 @@ class _Matrix(NamedTuple):
     scales: Tensor | None
     zeros: Tensor | None
     strides: tuple[int, int]
-    options: dict[str, str | int | bool]
+    options: Mapping[str, str | int | bool]
 
 
 def _matrix(stacked: Stacked, x: Tensor) -> _Matrix:
