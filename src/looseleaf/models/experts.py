@@ -14,7 +14,7 @@ from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
-from looseleaf.ops.experts.mlp import Stacked, expert_mlp
+from looseleaf.ops.experts.mlp import Activation, ClampedSwiglu, Stacked, expert_mlp
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes, route
 
@@ -31,11 +31,16 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
         _stacked(layer.gate_up),
         _stacked(layer.down),
         routes,
-        activation=config.activation,
-        swiglu=(config.swiglu_alpha, config.swiglu_limit),
+        activation=_activation(config),
         gate_up_bias=layer.gate_up.bias,
         down_bias=layer.down.bias,
     )
+
+
+def _activation(config: ModelConfig) -> Activation:
+    if config.activation == "swigluoai":
+        return ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit)
+    return config.activation
 
 
 def _stacked(projection: Projection) -> Stacked:
