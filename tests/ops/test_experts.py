@@ -8,14 +8,17 @@ from torch import Tensor
 
 from looseleaf.config import ExpertConfig
 from looseleaf.errors import InvalidOption
+from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.scaled_linear import Codes, dequantize, quantize
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.experts.group import group_rows, most_tiles
 from looseleaf.ops.experts.mlp import Activation, ClampedSwiglu, expert_mlp
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.ops.experts.mlp.native import expert_mlp_native
 from looseleaf.ops.experts.route import Routes, route
 from looseleaf_lab.testing.budget import assert_within_budget
 from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.quantized import normal_blocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAWS = {
@@ -212,6 +215,29 @@ def test_groups_of_a_row_have_their_own_scales() -> None:
     for mine, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=0.01, atol=0.01)
     assert not torch.allclose(*expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "rows"), [("Q8_0", 1), ("Q4_K", 5), ("BF16", 40)])
+def test_c_kernels_give_the_experts_in_turn(name: str, rows: int, dtype: torch.dtype) -> None:
+    law = ExpertConfig(5, 3, 256)
+    matrices = [normal_blocks(name, law.num_stored * n, 256) for n in (512, 256)]
+    gate_up, down = (PackedMatrix(m.blocks, m.layout, dtype) for m in matrices)
+    x, routes = torch.randn(rows, 264).to(dtype)[:, :256], route(torch.randn(rows, 5), law)
+    expected = torch.zeros(rows, 256)
+    for expert in range(5):
+        own, slots = (routes.experts == expert).nonzero(as_tuple=True)
+        parts = (
+            gate_up.part(slice(512 * expert, 512 * (expert + 1))),
+            down.part(slice(256 * expert, 256 * (expert + 1))),
+        )
+        inner = parts[0].multiply(x[own], torch.empty(len(own), 256, dtype=dtype), gated=True)
+        product = parts[1].multiply(inner, torch.empty(len(own), 256, dtype=dtype)).float()
+        expected.index_add_(0, own, product * routes.weights[own, slots, None])
+    found = expert_mlp_native(x, gate_up, down, routes)
+    torch.testing.assert_close(found, expected.to(dtype))
+    with pytest.raises(InvalidOption, match="can't take"):
+        expert_mlp_native(x[:, :64], gate_up, down, routes)
 
 
 def mxfp4(features: int, columns: int) -> Mxfp4Matrix:

@@ -22,6 +22,7 @@ from looseleaf.config.model import (
     RopeConfig,
     RopeLaw,
 )
+from looseleaf.config.policy_file import PolicyFile
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -54,6 +55,7 @@ __all__ = [
     "IndexPer",
     "MAX_WINDOW",
     "ModelConfig",
+    "PolicyFile",
     "Quantization",
     "Quantize",
     "QueryScaling",

@@ -3,6 +3,7 @@
 For speed only: the answers of a random model are meaningless."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -120,7 +121,6 @@ MODEL_SHAPES = {
         tie_word_embeddings=True,
         torch_dtype="bfloat16",
     ),
-    # with dense layers only
     "deepseek-v2-lite": ModelConfig(
         family="deepseek_v2",
         vocab_size=102_400,
@@ -144,6 +144,15 @@ MODEL_SHAPES = {
         max_position_embeddings=163_840,
         softmax_scale=0.114721386,
         torch_dtype="bfloat16",
+        experts=ExpertConfig(
+            num_experts=64,
+            top_k=6,
+            intermediate_size=1408,
+            normalized=False,
+            group_scores=1,
+            num_shared=2,
+            dense_layers=(0,),
+        ),
         latent=LatentConfig(rank=512, nope_dim=128, rope_dim=64, value_dim=128),
     ),
     "tiny-latent": ModelConfig(
@@ -296,6 +305,36 @@ def _with_biases(layer: LayerWeights, model: ModelConfig, device: torch.device) 
     )
 
 
+def fused_features(model: ModelConfig) -> int:
+    """Features of a layer's first projection."""
+    shape = model.latent
+    if shape is None:
+        return (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
+    return (shape.query_rank or model.num_qo_heads * shape.query_dim) + shape.key_dim
+
+
+def random_latent(
+    model: ModelConfig,
+    random_weight: Callable[[int, int], Tensor],
+    norm: Callable[[int], Norm],
+    projection: Callable[[int, int], Projection],
+) -> LatentWeights | None:
+    """The maps of latent attention from weights of these kinds; None without such attention."""
+    shape, heads = model.latent, model.num_qo_heads
+    if shape is None:
+        return None
+    key_up = random_weight(heads * shape.nope_dim, shape.rank)
+    value_up = random_weight(heads * shape.value_dim, shape.rank)
+    rank, query_size = shape.query_rank, heads * shape.query_dim
+    return LatentWeights(
+        norm(shape.rank),
+        key_up.view(heads, -1, shape.rank),
+        value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
+        norm(rank) if rank else None,
+        projection(query_size, rank) if rank else None,
+    )
+
+
 def random_weights(
     model: ModelConfig,
     dtype: torch.dtype,
@@ -310,10 +349,7 @@ def random_weights(
     ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, law = model.hidden_size, model.experts
-    features = (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
-    if model.latent is not None:
-        queries = model.latent.query_rank or model.num_qo_heads * model.latent.query_dim
-        features = queries + model.latent.key_dim
+    features = fused_features(model)
 
     def random_weight(rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -326,21 +362,6 @@ def random_weights(
     def norm(size: int = hidden) -> Norm:
         ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
-
-    def latent() -> LatentWeights | None:
-        shape, heads = model.latent, model.num_qo_heads
-        if shape is None:
-            return None
-        key_up = random_weight(heads * shape.nope_dim, shape.rank)
-        value_up = random_weight(heads * shape.value_dim, shape.rank)
-        rank, query_size = shape.query_rank, heads * shape.query_dim
-        return LatentWeights(
-            norm(shape.rank),
-            key_up.view(heads, -1, shape.rank),
-            value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
-            norm(rank) if rank else None,
-            projection(query_size, rank) if rank else None,
-        )
 
     def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
@@ -378,7 +399,7 @@ def random_weights(
             **mlp(layer),
             q_norm=head_norm,
             k_norm=head_norm,
-            latent=latent(),
+            latent=random_latent(model, random_weight, norm, projection),
         )
         for layer in range(model.num_layers)
     )

@@ -39,7 +39,7 @@ _MOST_ROWS = 128
 
 
 def tile_rows(pairs: int, num_experts: int) -> int:
-    """Rows of a tile for so many pairs of a row and an expert."""
+    """Rows of a tile for this number of pairs of a row and an expert."""
     average = pairs / num_experts
     return next((tile for most, tile in _TILES if average <= most), _MOST_ROWS)
 
