@@ -14,7 +14,14 @@ from looseleaf.config.engine import (
 from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import LatentConfig, ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.model import (
+    LatentConfig,
+    ModelConfig,
+    Quantization,
+    QueryScaling,
+    RopeConfig,
+    RopeLaw,
+)
 from looseleaf.config.policy_file import PolicyFile
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
@@ -51,6 +58,7 @@ __all__ = [
     "PolicyFile",
     "Quantization",
     "Quantize",
+    "QueryScaling",
     "Reuse",
     "Revise",
     "RopeConfig",

@@ -22,7 +22,7 @@ from looseleaf.engine.lifetime import ProcessBound
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.engine.runner.runner import OnProgress
-from looseleaf.engine.sampling.grammar import CompiledGrammar
+from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
 from looseleaf.llm.client import EngineFacts
 from looseleaf.llm.engine_thread import Change, Fail, Worker
@@ -275,7 +275,7 @@ class AsyncLLM(ProcessBound):
 
     async def compile(
         self, grammar: Grammar | None, salt: str, limit: float | None
-    ) -> CompiledGrammar | None:
+    ) -> Compiled | None:
         """The compiled grammar of a request, as by `Preparation.compile`."""
         return await self._preparation.compile(grammar, salt, limit)
 

@@ -23,7 +23,7 @@ from looseleaf.engine.lifetime import ForkGuardLock, ProcessBound
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import OnProgress
-from looseleaf.engine.sampling.grammar import CompiledGrammar
+from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.llm.load import load_engine
@@ -333,7 +333,7 @@ class LLM(ProcessBound):
 
     def _compile(
         self, all_params: Sequence[SamplingParams], salt: str, deadline: float | None
-    ) -> list[CompiledGrammar]:
+    ) -> list[Compiled]:
         due = math.inf if deadline is None else time.monotonic() + deadline
         grammars = [params.grammar for params in all_params if params.grammar is not None]
         return [self.engine.grammars.compile(grammar, salt, due) for grammar in grammars]
