@@ -51,7 +51,7 @@ async def begin_chat(request: Request, body: ChatRequest, *, shortens: bool = Fa
         body,
         tokenizer.vocab_size,
         service.advice,
-        tool_grammar=tool_grammar(body),
+        tool_grammar=tool_grammar(body, tokenizer, service.config),
         shows_markers=shows_markers(body, tokenizer, service.config),
     )
     require_small(params.grammar, service.config)
