@@ -30,6 +30,7 @@ from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
 from looseleaf.llm.result import Result
+from looseleaf.llm.scoring import Score, ScoreOptions, gather_scores, score_requests
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.request import (
@@ -213,6 +214,16 @@ class AsyncLLM(ProcessBound):
         request = self._request(sampling_params, request_id, salt, deadline, policies)
         prompts = self.engine.prompts
         return self._stream_of(request, messages, lambda m: prompts.from_messages(m, first))
+
+    async def score(
+        self, prompts: Any, continuations: Any, **options: Unpack[ScoreOptions]
+    ) -> list[Score]:
+        """The log-probabilities of continuations; arguments and errors as in `LLM.score`."""
+        name, salt = (lambda: f"async-{next(self._ids)}"), options.get("salt", "")
+        requests = await self.prepare(
+            salt, score_requests, self.prompts, prompts, continuations, name, options
+        )
+        return await gather_scores(self.stream, requests)
 
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.

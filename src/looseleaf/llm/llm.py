@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -27,7 +27,7 @@ from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.llm.load import load_engine
-from looseleaf.llm.scoring import Score, score_of, score_requests
+from looseleaf.llm.scoring import Score, ScoreOptions, score_of, score_requests
 from looseleaf.prompt.request import (
     Document,
     Message,
@@ -129,12 +129,10 @@ class LLM(ProcessBound):
         choice. Scores do not depend on the cache. Nothing is generated. ``salt``, ``deadline``,
         ``fuse`` and errors as in `generate`; also InvalidRequest for an empty continuation and for
         other numbers of them."""
-        requests = [
-            with_policies(replace(request, salt=salt, deadline=deadline), fuse=fuse)
-            for request in score_requests(
-                self.engine.prompts, prompts, continuations, self._next_id
-            )
-        ]
+        options: ScoreOptions = {"salt": salt, "deadline": deadline, "fuse": fuse}
+        requests = score_requests(
+            self.engine.prompts, prompts, continuations, self._next_id, options
+        )
         outputs = self._run_these(requests)
         pairs = zip(requests, outputs, strict=True)
         return [score_of(output, request.num_given) for request, output in pairs]

@@ -21,7 +21,7 @@ from looseleaf.server.routes import service as service_routes
 from looseleaf.server.routes.context import report_error
 from looseleaf.server.service import Service
 
-DESCRIPTION = """The OpenAI API, with documents as part of the request.
+DESCRIPTION = """The APIs of OpenAI and Anthropic, with documents as part of the request.
 
 A document is computed once and read at any position, by any number of requests. The `looseleaf`
 object of every answer reports reused and computed tokens."""

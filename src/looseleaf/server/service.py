@@ -41,8 +41,7 @@ from looseleaf.server.names import REFERENCE_NAME as REFERENCE_NAME
 from looseleaf.server.names import base_name
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
-from looseleaf.server.responses.store import LocalStore, ResponseStore
-from looseleaf.server.responses.table import ResponseTable
+from looseleaf.server.response_store import LocalStore, ResponseStore, ResponseTable
 from looseleaf.server.scan import most_values
 from looseleaf.server.seen_texts import SeenTexts
 from looseleaf.server.tracing import Tracer, make_tracer

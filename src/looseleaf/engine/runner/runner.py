@@ -22,7 +22,7 @@ from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
 from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.token_scoring import TokenScoring
-from looseleaf.config import CacheConfig, EngineConfig, ModelConfig
+from looseleaf.config import CacheConfig, EngineConfig
 from looseleaf.engine.runner.microbatches import (
     join_reads,
     logit_rows,
@@ -97,19 +97,21 @@ class Runner:
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            planes=shape.kv_planes,
             dtype=pool_dtype(model, config.cache),
             device=model.device,
         )
         attention = PagedAttention(
             pool=pool,
             rotations=layer_rotations(shape, max_model_len, model.device),
-            rules=_score_rules(shape),
+            rules=_score_rules(model),
             num_qo_heads=shape.num_qo_heads,
             grouping=config.scheduler.grouping,
             batch_invariant=config.scheduler.batch_invariant,
             implementation=implementation,
             costs=costs,
             row_dtype=model.dtype,
+            query_scaling=shape.query_scaling,
         )
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
@@ -349,18 +351,22 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
         page_size=config.cache.page_size,
         dtype=model.dtype,
         kv_dtype=dtype,
+        latent=shape.latent is not None,
+        rotary_dim=shape.rope.rotary_dim,
     )
     return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 
 
-def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
+def _score_rules(model: Decoder) -> tuple[ScoreRule, ...]:
+    shape = model.config
     return tuple(
         ScoreRule(
-            softmax_scale(shape, layer),
+            softmax_scale(shape, index),
             soft_cap=shape.soft_cap,
-            window=shape.window(layer),
+            window=shape.window(index),
+            sinks=layer.sinks,
         )
-        for layer in range(shape.num_layers)
+        for index, layer in enumerate(model.weights.layers)
     )
 
 
@@ -368,7 +374,7 @@ def _pool_pages(cache: CacheConfig, sequences: int, model: Decoder, max_model_le
     if cache.num_pages is not None:
         return cache.num_pages
     shape = model.config
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    per_token = shape.kv_planes * shape.num_layers * shape.num_kv_heads * shape.head_dim
     per_page = per_token * pool_dtype(model, cache).itemsize * cache.page_size
     if cache.memory_gib is not None:
         pages = int(cache.memory_gib * _GIB) // per_page

@@ -9,12 +9,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from looseleaf.config import ModelConfig
+from looseleaf.config import ExpertConfig, ModelConfig
 from looseleaf.errors import UnsupportedModel
+from looseleaf.models.checkpoint.interleaved_experts import read_interleaved
 from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear.native import GROUP
+from looseleaf.ops.dense.scaled_linear import TILE
 
 _ROUTER_TILE = 64
 
@@ -22,6 +24,8 @@ _ROUTER_TILE = 64
 @runtime_checkable
 class TensorReader(Protocol):
     """Reads or checks tensors by name; see ``weights.py``."""
+
+    def __contains__(self, name: str) -> bool: ...
 
     def matrix(
         self, names: list[str], sizes: list[int], fan_in: int
@@ -39,14 +43,14 @@ class TensorReader(Protocol):
 
 
 class ExpertNames(NamedTuple):
-    """A family's names below a layer. ``gate_up`` is set if a tensor has all experts."""
+    """A family's names below a layer. ``stacked`` tensors have all experts."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts."
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    stacked: tuple[str, str] | None = None
+    stacked: tuple[()] | tuple[str, str] = ()
     shared: str = "mlp.shared_experts."
     shared_gate: str = "mlp.shared_expert_gate"
     selection_bias: str = "mlp.gate.e_score_correction_bias"
@@ -56,9 +60,11 @@ _NAMES = {
     "mixtral": ExpertNames(
         "block_sparse_moe.gate", "block_sparse_moe.experts.", gate="w1", up="w3", down="w2"
     ),
+    "gpt_oss": ExpertNames("mlp.router"),
     "qwen2_moe": ExpertNames(shared="mlp.shared_expert."),
     "granitemoe": ExpertNames(
         "block_sparse_moe.router.layer",
+        "block_sparse_moe.experts.",
         stacked=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
     ),
 }
@@ -90,8 +96,12 @@ def read_experts(
     law, names = config.experts, _NAMES.get(config.family, ExpertNames())
     assert law is not None, "a layer of experts"
     hidden, inner = config.hidden_size, law.intermediate_size
-    if names.stacked is not None:
-        first, second = (f"{prefix}{name}.weight" for name in names.stacked)
+    if law.expert_bias and prefix + names.experts + "down_proj_bias" in reader:
+        return read_interleaved(reader, config, prefix + names.experts)
+    stacked = [f"{prefix}{name}.weight" for name in names.stacked]
+    # GGUF files store gate and up apart
+    if stacked and stacked[0] in reader:
+        first, second = stacked
         shapes = (law.num_experts, 2 * inner, hidden), (law.num_experts, hidden, inner)
         gate_up: Tensor | QuantizedWeight = reader.fused([first], [shapes[0]]).flatten(0, 1)
         down: Tensor | QuantizedWeight = reader.fused([second], [shapes[1]]).flatten(0, 1)
@@ -105,7 +115,32 @@ def read_experts(
     if law.num_shared > 1:
         wide = prefix + names.shared, law.num_shared
         gate_up, down = _with_wide_shared(reader, gate_up, down, names, *wide)
-    return Projection(reader.narrow(gate_up)), Projection(reader.narrow(down))
+    if inner % TILE == hidden % TILE == 0:
+        # the kernel takes codes of whole tiles
+        gate_up, down = reader.narrow(gate_up), reader.narrow(down)
+    projections = Projection(gate_up), Projection(down)
+    return _biased(reader, projections, prefix, names, law) if law.expert_bias else projections
+
+
+def _biased(
+    reader: TensorReader,
+    projections: tuple[Projection, Projection],
+    prefix: str,
+    names: ExpertNames,
+    law: ExpertConfig,
+) -> tuple[Projection, Projection]:
+    """``projections`` with the biases of all experts, each in a tensor."""
+    experts = [f"{prefix}{names.experts}{n}." for n in range(law.num_experts)]
+    parts = (names.gate, names.up), (names.down,)
+    biases = []
+    for (weight, _), of_matrix in zip(projections, parts, strict=True):
+        stored = [f"{expert}{name}.bias" for expert in experts for name in of_matrix]
+        shape = (weight.shape[0] // len(stored),)
+        # quantized products add their bias in fp32
+        wide = isinstance(weight, QuantizedWeight)
+        biases.append(reader.fused(stored, [shape] * len(stored), wide=wide))
+    first, second = projections
+    return first._replace(bias=biases[0]), second._replace(bias=biases[1])
 
 
 def _uniform(

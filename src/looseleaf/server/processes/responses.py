@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from looseleaf.server.processes.control import Control, Store, Stored, StoreMethod
-from looseleaf.server.responses.table import ResponseTable
+from looseleaf.server.response_store import ResponseTable
 
 
 @dataclass(eq=False)

@@ -43,7 +43,7 @@ from looseleaf.server.processes.control import (
 )
 from looseleaf.server.processes.responses import answer_store
 from looseleaf.server.processes.samples import Family, counters_of, exposition, merged
-from looseleaf.server.responses.table import ResponseTable
+from looseleaf.server.response_store import ResponseTable
 
 EXIT_BROKEN, EXIT_CUT = 4, 5
 

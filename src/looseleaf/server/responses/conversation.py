@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from looseleaf.server.errors import ApiError
+from looseleaf.server.response_store import ResponseStore
 from looseleaf.server.responses.ids import input_id, place_of
-from looseleaf.server.responses.store import ResponseStore
 from looseleaf.server.translation import Json
 
 

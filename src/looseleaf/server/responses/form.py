@@ -176,7 +176,7 @@ class ResponseForm:
         """The response without its output."""
         body, params = self.body, self.generation.params
         choice: Any = body.tool_choice or ("auto" if body.tools else "none")
-        wanted = None if body.text is None else body.text.format
+        text_format = None if body.text is None else body.text.format
         reasoning = body.reasoning
         return {
             "id": self.name,
@@ -206,7 +206,7 @@ class ResponseForm:
             "store": self.keep is not None,
             "temperature": params.temperature,
             "text": {
-                "format": {"type": "text"} if wanted is None else _dumped(wanted),
+                "format": {"type": "text"} if text_format is None else _dumped(text_format),
                 "verbosity": "medium",
             },
             "tool_choice": choice if isinstance(choice, str) else _dumped(choice),

@@ -97,10 +97,10 @@ def _tool(tool: FunctionTool) -> Json:
 
 
 def _format(body: ResponsesRequest) -> Json | None:
-    wanted = None if body.text is None else body.text.format
-    if wanted is None:
+    text_format = None if body.text is None else body.text.format
+    if text_format is None:
         return None
-    if not isinstance(wanted, SchemaFormat):
-        return {"type": wanted.type}
-    schema = wanted.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+    if not isinstance(text_format, SchemaFormat):
+        return {"type": text_format.type}
+    schema = text_format.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
     return {"type": "json_schema", "json_schema": schema}

@@ -79,8 +79,8 @@ def reuse_level(service: Service, body: GenerationRequest) -> Reuse:
     Discovery is off for scored prompts, whose documents have no scores, and for APE, which permits
     no text between documents."""
     levels = get_args(Reuse)
-    wanted = None if body.looseleaf is None else body.looseleaf.reuse
-    level = min(wanted or service.config.reuse, service.config.reuse, key=levels.index)
+    own_level = None if body.looseleaf is None else body.looseleaf.reuse
+    level = min(own_level or service.config.reuse, service.config.reuse, key=levels.index)
     selector = body.fuse if body.fuse is None or isinstance(body.fuse, str) else body.fuse.selector
     if level == "discover" and (body.prompt_logprobs is not None or selector == "ape"):
         return "documents"

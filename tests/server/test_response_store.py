@@ -6,7 +6,7 @@ import pytest
 
 from looseleaf.server.processes.control import Store
 from looseleaf.server.processes.responses import answer_store
-from looseleaf.server.responses.table import RECORD_BYTES, ResponseTable
+from looseleaf.server.response_store import RECORD_BYTES, ResponseTable
 
 RECORD = b"x" * RECORD_BYTES
 """Counts twice its length."""
