@@ -113,6 +113,9 @@ class EngineConfig:
     max_model_len: int | None = option(
         None, "most tokens of prompt and answer together; default: the model's limit"
     )
+    tensor_parallel: int = option(
+        1, "GPUs, or processes on a CPU, that share the model: heads, MLP and vocabulary are split"
+    )
     cpu_kernels: CpuKernels = option(
         "auto",
         "decode kernels on a CPU: native (C, compiled once on this machine), torch, or auto: "
@@ -147,7 +150,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_model_len", "threads")
+        require_positive(self, "max_model_len", "threads", "tensor_parallel")
+        require(
+            self.tensor_parallel == 1 or not self.tiers.compute_once,
+            "compute_once has no meaning yet with tensor_parallel: leave one of them out",
+            *("compute_once", "tensor_parallel"),
+        )
+        require(
+            self.tensor_parallel == 1 or ":" not in self.device,
+            f"tensor_parallel={self.tensor_parallel} uses the first GPUs: set device to cuda, and "
+            "choose GPUs by CUDA_VISIBLE_DEVICES",
+            *("device", "tensor_parallel"),
+        )
         require_share(self, "canary_share", "canary_bound", zero=True)
 
     def batched_tokens(self, on_gpu: bool) -> int:

@@ -25,7 +25,7 @@ from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
-from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.runner.runner import OnProgress, Runner
 from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows
 from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.sampling.sampler import TokenLogprob
@@ -33,6 +33,7 @@ from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.step_budget import StepBudget
 from looseleaf.errors import (
+    DeadlineExceeded,
     EngineClosed,
     InvalidOption,
     InvalidRequest,
@@ -47,6 +48,7 @@ from looseleaf.machine.device import require_device
 from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
+from looseleaf.parallel.ranks import command
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.sampling_params import SamplingParams
@@ -83,6 +85,7 @@ class Engine:
         self.store = SegmentStore(parts.runner.pool)
         self.last_step: StepStats | None = None
         shape = parts.runner.model.config
+        self.ranks = ranks = parts.runner.model.ranks
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
         self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
         self.hosting = Hosting.create(parts.runner, parts.keys, config)
@@ -93,6 +96,7 @@ class Engine:
             cancel=self.abort,
             tiers=parts.tiers,
             hosting=self.hosting,
+            ranks=ranks,
         )
         host = parts.tiers.host if parts.tiers else None
         self._holdings = Holdings(self.store, self.documents.segment_keys, host=host)
@@ -102,7 +106,8 @@ class Engine:
         on_gpu = parts.runner.model.device.type == "cuda"
         self.max_num_seqs = config.concurrent_sequences(on_gpu)
         prefixes = config.cache.prefix_caching
-        self._events = make_kv_events(config.cache, self.store)
+        self._leads = ranks is None or ranks.link.leads
+        self._events = make_kv_events(config.cache, self.store) if self._leads else None
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering, self._events)
         self._input_processor = InputProcessor(
             parts.tokenizer,
@@ -114,6 +119,7 @@ class Engine:
             break_even=parts.runner.break_even,
             find_hosted=self.hosting.find,
             is_coming=self.hosting.is_coming,
+            ranks=ranks,
         )
         self._scheduler = Scheduler(
             self.max_num_seqs,
@@ -124,8 +130,8 @@ class Engine:
         step_goal = config.step_goal(on_gpu)
         if step_goal is not None:
             compute_time = self.tiering.measured_compute_time()
-            self._scheduler.goal = StepBudget(step_goal, compute_time)
-        self._drawing = Drawing(parts.runner.model.device)
+            self._scheduler.goal = StepBudget(step_goal, compute_time, ranks)
+        self._drawing = Drawing(parts.runner.model.device, ranks)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
@@ -152,6 +158,7 @@ class Engine:
             pool=parts.runner.pool,
             sandboxes=self.sandboxes,
             events=self._events,
+            ranks=ranks,
         )
 
     @property
@@ -191,6 +198,15 @@ class Engine:
         """The documents in the pool and in host memory, for the routers of a fleet."""
         return self._holdings.summary(len(self._scheduler.running), len(self._scheduler.waiting))
 
+    def warm_up(self, on_progress: OnProgress = lambda stage, completed, total: None) -> None:
+        """Compile all kernels and capture the graphs of usual steps, as `Runner.warm_up`."""
+        if self.ranks is None:
+            self.runner.warm_up(on_progress)
+            return
+        with self.ranks.link.command("warm_up"):
+            self.runner.warm_up(on_progress)
+
+    @command("add")
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
         """Queue a request that arrived now, or at ``arrived`` on the clock `time.perf_counter`.
 
@@ -212,7 +228,7 @@ class Engine:
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
-        if request.deadline is not None:
+        if request.deadline is not None and self._leads:
             self._deadlines.add(progress)
         return progress
 
@@ -228,6 +244,7 @@ class Engine:
         self._warming[name] = ended
         return progress
 
+    @command("hold")
     def hold(self, prompt: SystemPrompt) -> RequestProgress:
         """Compute and pin the pages of a service's system prompt, for all salts.
 
@@ -243,6 +260,7 @@ class Engine:
 
         return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
+    @command("abort")
     def abort(self, request_id: str, error: LooseleafError | None = None) -> None:
         """End an active request, with ``error`` if it failed, and release its pages."""
         progress = self._requests.get(request_id)
@@ -252,6 +270,7 @@ class Engine:
                 output.stop.close("abort")
                 self._retire(output)
 
+    @command("end_output")
     def end_output(self, request_id: str, index: int) -> RequestProgress | None:
         """End one output of an active request, whose caller has found a stop string in its text.
 
@@ -273,6 +292,14 @@ class Engine:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
         changed = self._expire(begun) if self._deadlines.entries else []
+        if self.ranks is None:
+            return self._step(changed)
+        # the time is rank 0's
+        with self.ranks.link.command("step"):
+            return self._step(changed)
+
+    def _step(self, changed: list[RequestProgress]) -> list[RequestProgress]:
+        """`step` after the requests whose deadline has passed, ``changed``."""
         if self._background.works:
             self._background.step()
         launched = (self._ahead and self._take_ahead()) or self._launch_next(changed)
@@ -328,7 +355,14 @@ class Engine:
         def end(output: OutputProgress, error: Exception) -> None:
             changed.extend(self._fail([output.request], error))
 
-        return InFlightStep(work, self._drawing.draw(outputs, logits, end))
+        return InFlightStep(work, self._drawing.draw(outputs, logits, end, self._plan_of(work)))
+
+    def _plan_of(self, work: StepWork) -> str:
+        """A digest of a step, which must be the same on all ranks; empty for one rank."""
+        if self.ranks is None:
+            return ""
+        pool, chunks = self.store.pool, [(chunk.start, chunk.stop) for chunk in work.chunks]
+        return f"{pool.num_freed} {pool.num_free} {len(work.decode)} {chunks}"
 
     def _compute(self, work: StepWork, previous: Tensor | None) -> ComputedStep:
         """Run a step; after a fault, run its requests separately."""
@@ -336,6 +370,9 @@ class Engine:
         try:
             return ComputedStep(work, run(work, previous))
         except Exception as error:
+            if self.ranks is not None:
+                # other ranks may have no fault
+                raise
             fault = error
         return isolate_fault(run, work, previous, self._scheduler.take_back, fault)
 
@@ -415,7 +452,10 @@ class Engine:
             self._retire(output)
 
     def _fail(self, requests: Iterable[RequestProgress], error: Exception) -> list[RequestProgress]:
-        """End requests with ``error``."""
+        """End requests with ``error``. With several ranks a fault ends the engine: it is raised."""
+        refuses = isinstance(error, InvalidRequest | DeadlineExceeded)
+        if self.ranks is not None and not refuses:
+            raise error
         self._had_fault = self._had_fault or not isinstance(error, LooseleafError)
         ended = list(dict.fromkeys(requests))
         for progress in ended:

@@ -17,6 +17,7 @@ from looseleaf.engine.kv_events import KvEvents
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import EngineClosed
 from looseleaf.kv.pool import PagePool
+from looseleaf.parallel import Ranks
 from looseleaf.sandbox import Sandbox
 
 P = ParamSpec("P")
@@ -85,10 +86,14 @@ def close(
     pool: PagePool,
     sandboxes: Sequence[Sandbox],
     events: KvEvents | None = None,
+    ranks: Ranks | None = None,
 ) -> None:
     """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
 
     The arguments hold no reference to the engine, which could otherwise never be collected."""
+    if ranks is not None:
+        # the others write to their tiers meanwhile
+        ranks.dismiss()
     for sandbox in sandboxes:
         sandbox.close()
     indexing.close()
@@ -104,3 +109,5 @@ def close(
             # a thread of a slow tier may still write to the pages
             if tiering.tiers is None:
                 pool.release_memory()
+    if ranks is not None:
+        ranks.close()

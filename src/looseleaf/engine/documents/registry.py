@@ -31,6 +31,8 @@ from looseleaf.errors import (
 )
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.parallel import Ranks
+from looseleaf.parallel.ranks import command
 from looseleaf.prompt.placements import DocumentUse
 from looseleaf.prompt.request import Document, DocumentPart, PromptParts
 from looseleaf.tiers import Tiers
@@ -52,6 +54,7 @@ class Documents:
     cancel: Callable[[str], None]
     tiers: Tiers | None = None
     hosting: Hosting | None = None
+    ranks: Ranks | None = None
     # by salt, then by id: the lookups of a salt take no time that depends on other salts
     _entries: dict[str, dict[str, Registered]] = field(default_factory=dict)
     _by_key: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Documents:
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
 
+    @command("documents.register")
     def register(
         self,
         document: Document,
@@ -156,6 +160,7 @@ class Documents:
         until another document is registered under its id."""
         return self._entry(document_id, salt).failure
 
+    @command("documents.pin")
     def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Keep a document's segments in the cache; evicted segments are computed again.
 
@@ -174,6 +179,7 @@ class Documents:
         self._pin_ready(entry)
         return self._info(entry)
 
+    @command("documents.unpin")
     def unpin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Allow the eviction of a document's segments again."""
         entry = self._entry(document_id, salt)
@@ -188,6 +194,7 @@ class Documents:
                 self.tiers.pin(key, False)
         return self._info(entry)
 
+    @command("documents.delete")
     def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document; returns its last state.
 

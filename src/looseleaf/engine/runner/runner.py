@@ -89,8 +89,14 @@ class Runner:
         costs = None
         if config.attention_costs == "measured":
             costs = _measured_costs(model, config, partial(on_progress, "costs of attention"))
+        num_pages = _pool_pages(config.cache, sequences, model, max_model_len)
+        if model.ranks is not None:
+            # plans depend on both
+            own, link = costs, model.ranks.link
+            costs = link.decide("attention costs", lambda: own)
+            num_pages = link.agree("pages", num_pages, min)
         pool = PagePool(
-            num_pages=_pool_pages(config.cache, sequences, model, max_model_len),
+            num_pages=num_pages,
             page_size=config.cache.page_size,
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,

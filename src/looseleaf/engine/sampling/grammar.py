@@ -19,6 +19,7 @@ from torch import Tensor
 from looseleaf.engine.json_schema.support import library_schema
 from looseleaf.errors import InvalidRequest, install
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.parallel import Link
 from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import Limits, Sandbox
 from looseleaf.sandbox.grammars import first_line, greedy_encoder, make_matcher
@@ -76,6 +77,38 @@ class GrammarState:
                 f"the output can't go on as its grammar asks ({_reason(self._matcher)}): "
                 "simplify the grammar, or check that logit_bias leaves it a token"
             )
+
+
+class RankGrammar(GrammarState):
+    """The position of an output in its grammar, which rank 0 has (``own``), for all ranks.
+
+    Only rank 0 asks for masks."""
+
+    def __init__(self, link: Link, own: GrammarState | None) -> None:
+        self._link, self._own, self._is_complete = link, own, False
+
+    @property
+    def accepting(self) -> bool:
+        return self._lead.accepting
+
+    @property
+    def complete(self) -> bool:
+        return self._is_complete
+
+    def allowed(self) -> Bool[Tensor, "vocab"]:
+        return self._lead.allowed()
+
+    def push(self, token_id: int) -> None:
+        def push() -> bool:
+            self._lead.push(token_id)
+            return self._lead.complete
+
+        self._is_complete = self._link.decide("grammar", push)
+
+    @property
+    def _lead(self) -> GrammarState:
+        assert self._own is not None, "only rank 0 samples"
+        return self._own
 
 
 class CompiledGrammar:

@@ -7,8 +7,10 @@ its final device, so loading never holds two copies.
 import logging
 import os
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock, local
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shorten
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.quantized_parts import cut_blocks, cut_codes
 from looseleaf.models.checkpoint.scaled_tensors import (
     UNUSED,
     StoredMatrix,
@@ -47,8 +50,10 @@ from looseleaf.ops.dense.scaled_linear import (
 from looseleaf.ops.dense.scaled_linear import (
     quantize as quantize_matrix,
 )
+from looseleaf.parallel import Cut, Ranks, Shard
 
 _log = logging.getLogger(__name__)
+Cuts = Sequence[Cut] | None
 
 # more threads wait for memory and for each other
 _MAX_THREADS = 8
@@ -84,6 +89,7 @@ def load_weights(
     threads: int | None = None,
     native: bool = True,
     quantize: Codes | None = None,
+    ranks: Ranks | None = None,
 ) -> DecoderWeights:
     """All weights of the checkpoint in ``folder``, in ``dtype`` on ``device``.
 
@@ -91,19 +97,22 @@ def load_weights(
     ``native`` allows C kernels, which need a C compiler.
     ``quantize`` narrows 16-bit matrices of layers, one after another.
     ``threads`` is the number of layers to read concurrently, by default the cores, at most eight.
+    With ``ranks`` they are this rank's slices of the whole model ``config``.
     Raises CorruptCheckpoint if a tensor is missing, unknown, truncated or has a wrong shape, before
     the first read.
     """
     entries = by_canonical_name(folder, list_tensors(folder))
-    checker = _Checker(folder, entries, config.quantization)
+    shard = None if ranks is None else ranks.shard
+    checker = _Checker(folder, entries, config.quantization, shard)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
     target = torch.device(device)
     native = native and has_native_norm(dtype, target)
     with _Reader(
-        folder, entries, dtype, target, packed, native, config.quantization, quantize
+        folder, entries, dtype, target, packed, native, config.quantization, quantize, shard
     ) as reader:
-        return _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
+        weights = _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
+    return replace(weights, ranks=ranks)
 
 
 def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderWeights:
@@ -123,14 +132,17 @@ def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWe
     tied = config.tie_word_embeddings
     # Transformers ties the missing matrix to the stored matrix
     source = HEAD if tied and HEAD in reader and EMBEDDING not in reader else EMBEDDING
-    embedding = reader.matrix([source], [vocab], hidden)
+    cuts = None if reader.shard is None else [Cut((reader.shard.vocabulary(vocab),))]
+    embedding = reader.matrix([source], [vocab], hidden, cuts)
     if tied and (
         source == HEAD or HEAD not in reader or reader.agree(EMBEDDING, HEAD, (vocab, hidden))
     ):
         head = embedding
     else:
-        head = reader.matrix([HEAD], [vocab], hidden)
-    bias = reader.fused(["lm_head.bias"], [(vocab,)]) if config.lm_head_bias else None
+        head = reader.matrix([HEAD], [vocab], hidden, cuts)
+    bias = None
+    if config.lm_head_bias:
+        bias = reader.fused(["lm_head.bias"], [(vocab,)], cuts=cuts)
     return embedding, reader.settle(Projection(head, bias))
 
 
@@ -148,6 +160,7 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         up_names, up_sizes = ["fc1"], [inner]
     output_name = "dense" if config.family == "phi" else "o_proj"
     down_name = "down_proj" if config.gated_mlp else "fc2"
+    cuts = _LayerCuts.of(config, reader.shard, fused, len(up_names))
 
     def norm(name: str, exists: bool) -> Norm | None:
         return reader.norm(prefix + name, hidden, config) if exists else None
@@ -159,17 +172,48 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
         qkv=reader.projection(
-            [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias
+            [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias, cuts.qkv
         ),
-        output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
+        output=reader.projection(
+            [attention + output_name], [hidden], q_size, config.output_bias, cuts.output
+        ),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
-        gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
-        down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
+        gate_up=reader.projection(
+            [mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias, cuts.gate_up
+        ),
+        down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias, cuts.down),
         q_norm=head_norm("q_norm", q_size),
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
     )
+
+
+class _LayerCuts(NamedTuple):
+    """A rank's parts of a layer's matrices, by stored tensor; None for whole matrices."""
+
+    qkv: Cuts = None
+    output: Cuts = None
+    gate_up: Cuts = None
+    down: Cuts = None
+
+    @classmethod
+    def of(cls, config: ModelConfig, shard: Shard | None, fused: bool, num_up: int) -> "_LayerCuts":
+        """The parts of rank ``shard``. ``fused`` is whether q, k and v are one tensor, and
+        ``num_up`` the number of tensors of the gate and the up projection."""
+        if shard is None:
+            return cls()
+        inner, q_size = config.intermediate_size, config.num_qo_heads * config.head_dim
+        queries, kv_size = shard.queries(config), config.num_kv_heads * config.head_dim
+        if fused:
+            keys, values = shard.keys(config, q_size), shard.keys(config, q_size + kv_size)
+            qkv = [Cut((queries, keys, values))]
+        else:
+            qkv = [Cut((queries,)), Cut((shard.keys(config),)), Cut((shard.keys(config),))]
+        gates = (shard.even(inner), shard.even(inner, inner))
+        joined = num_up == 1 and config.gated_mlp
+        gate_up = [Cut(gates)] if joined else [Cut(gates[:1])] * num_up
+        return cls(qkv, [Cut(columns=queries)], gate_up, [Cut(columns=shard.even(inner))])
 
 
 class _Checker:
@@ -181,25 +225,39 @@ class _Checker:
     _native_norms = False
 
     def __init__(
-        self, folder: Path, entries: dict[str, TensorEntry], quantization: Quantization | None
+        self,
+        folder: Path,
+        entries: dict[str, TensorEntry],
+        quantization: Quantization | None,
+        shard: Shard | None = None,
     ) -> None:
         self._folder, self._entries, self._quantization = folder, entries, quantization
+        self.shard = shard
         self._used: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def projection(self, names: list[str], sizes: list[int], fan_in: int, bias: bool) -> Projection:
-        weight = self.narrow(self.matrix([name + ".weight" for name in names], sizes, fan_in))
+    def projection(
+        self, names: list[str], sizes: list[int], fan_in: int, bias: bool, cuts: Cuts = None
+    ) -> Projection:
+        matrices = [name + ".weight" for name in names]
+        weight = self.narrow(self.matrix(matrices, sizes, fan_in, cuts))
         biases, shapes = [name + ".bias" for name in names], [(size,) for size in sizes]
         # quantized products add their bias in fp32
         wide = isinstance(weight, QuantizedWeight)
-        added = self.fused(biases, [*shapes], wide=wide) if bias else None
+        added = self.fused(biases, [*shapes], wide=wide, cuts=cuts) if bias else None
+        if cuts and cuts[0].columns is not None and self.shard is not None and self.shard.rank:
+            # the bias of a sum over ranks is added once
+            added = None
         return self.settle(Projection(weight, added))
 
-    def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
-        """The matrices ``names`` one below the other, in their blocks if all are quantized."""
-        return self.fused(names, [(size, fan_in) for size in sizes])
+    def matrix(
+        self, names: list[str], sizes: list[int], fan_in: int, cuts: Cuts = None
+    ) -> Tensor | QuantizedWeight:
+        """The matrices ``names``, or parts of them, one below the other, in their blocks if all are
+        quantized."""
+        return self.fused(names, [(size, fan_in) for size in sizes], cuts=cuts)
 
     def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
         """The weight of a layer, quantized if that was asked for."""
@@ -220,8 +278,15 @@ class _Checker:
             return Norm(weight, native=self._native_norms)
         return Norm(weight, self.fused([name + ".bias"], [(size,)]))
 
-    def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
-        """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
+    def fused(
+        self,
+        names: list[str],
+        shapes: list[tuple[int, ...]],
+        wide: bool = False,
+        cuts: Cuts = None,
+    ) -> Tensor:
+        """The tensors ``names`` of ``shapes``, or parts of them, concatenated along dim 0; in fp32
+        if ``wide``."""
         stored = {name: self._find(name, shape) for name, shape in zip(names, shapes, strict=True)}
         missing = [n for n in names if n not in self._entries and stored[n] is None]
         if missing:
@@ -285,8 +350,9 @@ class _Reader(_Checker):
         native: bool,
         quantization: Quantization | None,
         quantize: Codes | None,
+        shard: Shard | None,
     ) -> None:
-        super().__init__(folder, entries, quantization)
+        super().__init__(folder, entries, quantization, shard)
         self._quantize = quantize
         self._dtype, self._device, self._packed = dtype, device, packed
         self._native_norms = native
@@ -313,17 +379,23 @@ class _Reader(_Checker):
         is_plain = isinstance(projection.weight, Tensor)
         return pack(projection) if self._packed and is_plain else projection
 
-    def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
+    def matrix(
+        self, names: list[str], sizes: list[int], fan_in: int, cuts: Cuts = None
+    ) -> Tensor | QuantizedWeight:
+        each = cuts or [Cut()] * len(names)
         blocks = [self._blocks(name) for name in names] if self._keeps_blocks else [None]
         if None not in blocks:
-            return QuantizedWeight.create([b for b in blocks if b is not None], self._dtype)
+            pairs = zip([b for b in blocks if b is not None], each, strict=True)
+            parts = [part for block, cut in pairs for part in cut_blocks(block, cut)]
+            return QuantizedWeight.create(parts, self._dtype)
         stored = [self._find(n, (size, fan_in)) for n, size in zip(names, sizes, strict=True)]
         if self._device.type == "cuda" and None not in stored:
-            matrices = [self._decode(s) for s in stored if s is not None]
+            whole = [self._decode(s) for s in stored if s is not None]
+            matrices = [cut_codes(m, cut) for m, cut in zip(whole, each, strict=True)]
             first = matrices[0]
             if all(fits(m) and m.same_form(first) for m in matrices):
                 return QuantizedWeight([stack(matrices).laid_out()], self._dtype)
-        return super().matrix(names, sizes, fan_in)
+        return super().matrix(names, sizes, fan_in, cuts)
 
     def _blocks(self, name: str) -> BlockMatrix | None:
         """The matrix in the bits of its file, None where it is converted."""
@@ -339,22 +411,40 @@ class _Reader(_Checker):
         assert self._quantization is not None, "only a quantized checkpoint has codes"
         return decode(stored, self._quantization, self._read).to(self._device)
 
-    def fused(self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False) -> Tensor:
-        """The tensors ``names`` of ``shapes``, concatenated along dim 0; in fp32 if ``wide``."""
-        size = (_rows(shapes), *shapes[0][1:])
+    def fused(
+        self,
+        names: list[str],
+        shapes: list[tuple[int, ...]],
+        wide: bool = False,
+        cuts: Cuts = None,
+    ) -> Tensor:
+        """The tensors ``names`` of ``shapes``, or parts of them, concatenated along dim 0; in fp32
+        if ``wide``."""
+        each = cuts or [Cut()] * len(names)
+        own = [_part_shape(shape, cut) for shape, cut in zip(shapes, each, strict=True)]
         dtype = torch.float32 if wide else self._dtype
-        whole = torch.empty(size, dtype=dtype, device=self._device)
-        for part, name in zip(whole.split([shape[0] for shape in shapes]), names, strict=True):
-            stored = self._find(name, tuple(part.shape))
-            if stored is not None:
-                part.copy_(dequantize(self._decode(stored), torch.float32))
-                continue
-            entry = self._entries[name]
-            if isinstance(entry, BlockEntry):
-                copy_values(entry, part)
-            else:
-                part.copy_(self._read(name))
+        whole = torch.empty((_rows(own), *own[0][1:]), dtype=dtype, device=self._device)
+        parts = whole.split([shape[0] for shape in own])
+        for part, name, shape, cut in zip(parts, names, shapes, each, strict=True):
+            self._copy(name, shape, cut, part)
         return whole
+
+    def _copy(self, name: str, shape: tuple[int, ...], cut: Cut, part: Tensor) -> None:
+        """Copy the part ``cut`` of the tensor ``name`` to ``part``."""
+        stored, entry = self._find(name, shape), self._entries.get(name)
+        if stored is not None:
+            part.copy_(_taken(dequantize(self._decode(stored), torch.float32), cut))
+        elif cut == Cut() and isinstance(entry, BlockEntry):
+            copy_values(entry, part)
+        elif cut == Cut():
+            part.copy_(self._read(name))
+        else:
+            # rows first: files have them in one piece
+            rows = cut.rows or (slice(0, shape[0]),)
+            for target, chosen in zip(
+                part.split([r.stop - r.start for r in rows]), rows, strict=True
+            ):
+                target.copy_(_taken(self._read(name, chosen), Cut((), cut.columns)))
 
     def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
         for start in range(0, shape[0], _COMPARED_ROWS):
@@ -399,3 +489,16 @@ class _Reader(_Checker):
 
 def _rows(shapes: list[tuple[int, ...]]) -> int:
     return sum(shape[0] for shape in shapes)
+
+
+def _part_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
+    """The shape of a part of a matrix or of a vector, which has rows only."""
+    features, *columns = shape
+    return cut.shape(features, columns[0]) if columns else cut.shape(features, 1)[:1]
+
+
+def _taken(whole: Tensor, cut: Cut) -> Tensor:
+    """The part ``cut`` of a matrix or vector."""
+    if cut.rows:
+        whole = torch.cat([whole[rows] for rows in cut.rows])
+    return whole if cut.columns is None or whole.ndim == 1 else whole[:, cut.columns]

@@ -1,0 +1,122 @@
+"""Sums, maxima and concatenations over all ranks, on CPUs by gloo and on GPUs by NCCL.
+
+The groups belong to their engine. PyTorch's default group stays free for the caller. All ranks get
+the same bits."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from looseleaf.errors import InvalidOption
+
+_STORE = "store"
+
+
+@runtime_checkable
+class Collectives(Protocol):
+    """Operations that all ranks call in the same order, with tensors of the same shape."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum over ranks. May overwrite ``part``, and the next call the result."""
+        ...
+
+    def largest(self, part: Tensor) -> Tensor:
+        """The elementwise maximum over ranks. May overwrite ``part``."""
+        ...
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, ``[size, *part.shape]``."""
+        ...
+
+    def broadcast(self, value: Tensor) -> Tensor:
+        """The value of rank 0; overwrites ``value`` of the others."""
+        ...
+
+    def close(self) -> None:
+        """End the group, and unblock a call that waits for a lost rank."""
+        ...
+
+
+class ProcessGroup:
+    """Collectives by a process group of PyTorch."""
+
+    def __init__(self, group: Any, size: int) -> None:
+        self._group, self._size = group, size
+
+    def sum(self, part: Tensor) -> Tensor:
+        return self._reduce(part, dist.ReduceOp.SUM)
+
+    def largest(self, part: Tensor) -> Tensor:
+        return self._reduce(part, dist.ReduceOp.MAX)
+
+    def gather(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        whole = torch.empty((self._size, *part.shape), dtype=part.dtype, device=part.device)
+        self._group.allgather([[*whole.unbind()]], [part]).wait()
+        return whole
+
+    def broadcast(self, value: Tensor) -> Tensor:
+        self._group.broadcast([value], dist.BroadcastOptions()).wait()
+        return value
+
+    def close(self) -> None:
+        self._group.abort()
+
+    def _reduce(self, part: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if not part.numel():
+            return part
+        part, options = part.contiguous(), dist.AllreduceOptions()
+        options.reduceOp = operation  # type: ignore[assignment]
+        self._group.allreduce([part], options).wait()
+        return part
+
+
+class NcclGroup(ProcessGroup):
+    """Collectives of NCCL on the current stream, which captures take."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        whole = torch.empty((self._size, *part.shape), dtype=part.dtype, device=part.device)
+        self._group._allgather_base(whole, part).wait()
+        return whole
+
+
+def make_collectives(device: torch.device, rank: int, size: int, folder: Path) -> Collectives:
+    """The group of ``size`` ranks of one host that share ``folder``, an empty folder.
+
+    Blocks until all ranks have called it. Raises InvalidOption without the library."""
+    store = FileStore(str(folder / _STORE), size)
+    if device.type == "cpu":
+        if not dist.is_gloo_available():
+            raise InvalidOption(
+                "this build of PyTorch has no gloo, which tensor_parallel needs on a CPU: install "
+                "another build, or leave it out",
+                "tensor_parallel",
+            )
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        # all ranks are on this host
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return ProcessGroup(dist.ProcessGroupGloo(store, rank, size, options), size)
+    if not dist.is_nccl_available():
+        raise InvalidOption(
+            "this build of PyTorch has no NCCL, which tensor_parallel needs on GPUs: install "
+            "another build, or leave it out",
+            "tensor_parallel",
+        )
+    torch.cuda.set_device(device)
+    group = NcclGroup(
+        dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options()), size
+    )
+    # connects, which a capture must not do
+    group.sum(torch.zeros(1, device=device))
+    return group
+
+
+def make_folder() -> Path:
+    """An empty folder in which ranks of this host find each other."""
+    return Path(tempfile.mkdtemp(prefix="looseleaf-ranks-"))

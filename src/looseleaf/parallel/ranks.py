@@ -1,0 +1,80 @@
+"""One rank's view of all ranks: its share, its collectives and its messages."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+from torch import Tensor
+from torch.nn import functional
+
+from looseleaf.parallel.collectives import Collectives
+from looseleaf.parallel.link import Link
+from looseleaf.parallel.processes import RankProcesses
+from looseleaf.parallel.shard import Shard
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """Rank ``shard.rank`` among ``shard.size`` ranks."""
+
+    shard: Shard
+    collectives: Collectives
+    link: Link
+    processes: RankProcesses | None = None
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum over ranks of a product that is split along its inner dim."""
+        return self.collectives.sum(part)
+
+    def dismiss(self) -> None:
+        """Let the other ranks end; nothing may be sent afterwards."""
+        self.link.close()
+
+    def close(self) -> None:
+        """Wait for the end of the other ranks, after `dismiss`."""
+        if self.processes is not None:
+            self.processes.close()
+        self.collectives.close()
+
+    def vocabulary(self, part: Tensor, total: int) -> Tensor:
+        """Scores ``[rows, total]`` of all tokens from this rank's scores ``[rows, tokens]``."""
+        share = self.shard.largest_vocabulary(total)
+        padded = functional.pad(part, (0, share - part.shape[1]))
+        return self.collectives.gather(padded).transpose(0, 1).flatten(1)[:, :total].contiguous()
+
+
+class HasRanks(Protocol):
+    """An object with methods that all ranks call."""
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks of the engine; None if it has one."""
+        ...
+
+
+Self = TypeVar("Self", bound=HasRanks)
+
+
+def command(
+    path: str,
+) -> Callable[[Callable[Concatenate[Self, P], T]], Callable[Concatenate[Self, P], T]]:
+    """Decorate the engine's method ``path``, such as ``documents.pin``: all ranks call it.
+
+    Arguments are sent by pickle."""
+
+    def decorate(method: Callable[Concatenate[Self, P], T]) -> Callable[Concatenate[Self, P], T]:
+        @functools.wraps(method)
+        def call(self: Self, *arguments: P.args, **options: P.kwargs) -> T:
+            ranks = self.ranks
+            if ranks is None:
+                return method(self, *arguments, **options)
+            with ranks.link.command(path, *arguments, **options):
+                return method(self, *arguments, **options)
+
+        return cast(Callable[Concatenate[Self, P], T], call)
+
+    return decorate
