@@ -3,11 +3,11 @@
 import threading
 from functools import partial
 from multiprocessing import Pipe
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from looseleaf import LLM
 from looseleaf.engine.engine import Engine
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_rank
@@ -27,7 +27,6 @@ class Pair:
         make, (ours, theirs) = partial(load_rank, folder, "auto"), Pipe()
         start = RankStart(make, config, "cpu", make_folder())
         self.other: Engine | None = None
-        self.fault: BaseException | None = None
         follower = Link(1, [theirs])
 
         def run() -> None:
@@ -35,7 +34,6 @@ class Pair:
                 self.other = make_rank(start, follower)
                 follow(self.other, follower)
             except BaseException as error:
-                self.fault = error
                 follower.fail(error)
                 follower.close()
 
@@ -47,6 +45,21 @@ class Pair:
 
     def __enter__(self) -> "Pair":
         return self
+
+    def call(self, path: str, *arguments: Any) -> Any:
+        """Call a method of both engines; returns after both calls have ended."""
+        link = self.llm.engine.ranks.link  # type: ignore[union-attr]
+        with link.command(path, *arguments):
+            result = attrgetter(path)(self.llm.engine)(*arguments)
+        with link.command("ranks.link.agree", "end", True, all):
+            link.agree("end", True, all)
+        return result
+
+    def forget_pool(self) -> None:
+        """Bring all documents to the tiers, and leave nothing in the pools."""
+        self.call("tiers.flush", 30.0)
+        self.call("tiering.release_pages")
+        self.call("store.evict_idle")
 
     def __exit__(self, *_: object) -> None:
         self.llm.close()

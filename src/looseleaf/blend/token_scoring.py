@@ -154,6 +154,9 @@ class TokenScoring:
             hook = None if depth == self.model.config.num_layers else no_rows
             self._forward(tokens, watched, hook, (depth,))
             received = watched.received
+        if self.model.ranks is not None:
+            # the largest weight over all heads
+            received = self.model.ranks.largest(received)
         lengths = [sum(span.length for span in stored) for stored in spans]
         return list(received.cpu().split(lengths))
 
@@ -279,7 +282,8 @@ class TokenScoring:
         keys, values = self.model.keys_values(layer, hidden)
         rotated = rotate(keys, offset, self.attention.rotations[layer])
         stored_keys, stored_values = (kv[page, :, slot] for kv in pool.layer(layer))
-        return kv_deviation(rotated, values, stored_keys, stored_values).cpu()
+        ranks = self.model.ranks
+        return kv_deviation(rotated, values, stored_keys, stored_values, ranks).cpu()
 
 
 def _by_depth(

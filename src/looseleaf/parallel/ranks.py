@@ -30,6 +30,10 @@ class Ranks:
         """The sum over ranks of a product that is split along its inner dim."""
         return self.collectives.sum(part)
 
+    def largest(self, part: Tensor) -> Tensor:
+        """The elementwise maximum over ranks, such as of scores over heads."""
+        return self.collectives.largest(part)
+
     def dismiss(self) -> None:
         """Let the other ranks end; nothing may be sent afterwards."""
         self.link.close()
