@@ -18,6 +18,7 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 Quantize = Literal["fp8", "int8", "int4"]
 CpuKernels = Literal["auto", "native", "torch"]
 KvDType = Literal["auto", "fp8"]
+AllReduce = Literal["auto", "nccl"]
 AttentionCosts = Literal["built-in", "measured"]
 
 
@@ -116,6 +117,11 @@ class EngineConfig:
     tensor_parallel: int = option(
         1, "GPUs, or processes on a CPU, that share the model: heads, MLP and vocabulary are split"
     )
+    all_reduce: AllReduce = option(
+        "auto",
+        "sums over the GPUs of tensor_parallel: nccl, or auto: few rows by peer memory if the GPUs "
+        "can read each other's",
+    )
     cpu_kernels: CpuKernels = option(
         "auto",
         "decode kernels on a CPU: native (C, compiled once on this machine), torch, or auto: "
@@ -155,12 +161,6 @@ class EngineConfig:
             self.tensor_parallel == 1 or not self.tiers.compute_once,
             "compute_once has no meaning yet with tensor_parallel: leave one of them out",
             *("compute_once", "tensor_parallel"),
-        )
-        require(
-            self.tensor_parallel == 1 or ":" not in self.device,
-            f"tensor_parallel={self.tensor_parallel} uses the first GPUs: set device to cuda, and "
-            "choose GPUs by CUDA_VISIBLE_DEVICES",
-            *("device", "tensor_parallel"),
         )
         require_share(self, "canary_share", "canary_bound", zero=True)
 

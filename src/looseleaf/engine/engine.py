@@ -25,8 +25,8 @@ from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
-from looseleaf.engine.runner.runner import OnProgress, Runner
-from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows
+from looseleaf.engine.runner.runner import Runner
+from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows, plan_of
 from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
@@ -87,7 +87,7 @@ class Engine:
         shape = parts.runner.model.config
         self.ranks = ranks = parts.runner.model.ranks
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
-        self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
+        self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size, ranks)
         self.hosting = Hosting.create(parts.runner, parts.keys, config)
         self.documents = Documents(
             self.store,
@@ -96,7 +96,6 @@ class Engine:
             cancel=self.abort,
             tiers=parts.tiers,
             hosting=self.hosting,
-            ranks=ranks,
         )
         host = parts.tiers.host if parts.tiers else None
         self._holdings = Holdings(self.store, self.documents.segment_keys, host=host)
@@ -106,8 +105,7 @@ class Engine:
         on_gpu = parts.runner.model.device.type == "cuda"
         self.max_num_seqs = config.concurrent_sequences(on_gpu)
         prefixes = config.cache.prefix_caching
-        self._leads = ranks is None or ranks.link.leads
-        self._events = make_kv_events(config.cache, self.store) if self._leads else None
+        self._events = make_kv_events(config.cache, self.store)
         self._admission = Admission(self.store, parts.keys, prefixes, self.tiering, self._events)
         self._input_processor = InputProcessor(
             parts.tokenizer,
@@ -119,7 +117,6 @@ class Engine:
             break_even=parts.runner.break_even,
             find_hosted=self.hosting.find,
             is_coming=self.hosting.is_coming,
-            ranks=ranks,
         )
         self._scheduler = Scheduler(
             self.max_num_seqs,
@@ -198,14 +195,6 @@ class Engine:
         """The documents in the pool and in host memory, for the routers of a fleet."""
         return self._holdings.summary(len(self._scheduler.running), len(self._scheduler.waiting))
 
-    def warm_up(self, on_progress: OnProgress = lambda stage, completed, total: None) -> None:
-        """Compile all kernels and capture the graphs of usual steps, as `Runner.warm_up`."""
-        if self.ranks is None:
-            self.runner.warm_up(on_progress)
-            return
-        with self.ranks.link.command("warm_up"):
-            self.runner.warm_up(on_progress)
-
     @command("add")
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
         """Queue a request that arrived now, or at ``arrived`` on the clock `time.perf_counter`.
@@ -228,7 +217,7 @@ class Engine:
         for output in progress.outputs:
             self._outputs[output.sequence] = output
             self._scheduler.add(output.sequence)
-        if request.deadline is not None and self._leads:
+        if request.deadline is not None:
             self._deadlines.add(progress)
         return progress
 
@@ -355,14 +344,8 @@ class Engine:
         def end(output: OutputProgress, error: Exception) -> None:
             changed.extend(self._fail([output.request], error))
 
-        return InFlightStep(work, self._drawing.draw(outputs, logits, end, self._plan_of(work)))
-
-    def _plan_of(self, work: StepWork) -> str:
-        """A digest of a step, which must be the same on all ranks; empty for one rank."""
-        if self.ranks is None:
-            return ""
-        pool, chunks = self.store.pool, [(chunk.start, chunk.stop) for chunk in work.chunks]
-        return f"{pool.num_freed} {pool.num_free} {len(work.decode)} {chunks}"
+        plan = "" if self.ranks is None else plan_of(work, self.store.pool)
+        return InFlightStep(work, self._drawing.draw(outputs, logits, end, plan))
 
     def _compute(self, work: StepWork, previous: Tensor | None) -> ComputedStep:
         """Run a step; after a fault, run its requests separately."""
@@ -424,6 +407,8 @@ class Engine:
         for draw in launched.draws:
             taking = [(row, o) for row, o in enumerate(draw.outputs) if not o.finished]
             tokens = draw.arrival.wait()
+            if self.ranks is not None:
+                self.ranks.require_all()
             for row, output in taking:
                 # a sibling's fault may have ended it
                 if not output.finished:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 
 from looseleaf.config import Fuse, ModelConfig, Select
@@ -10,7 +9,7 @@ from looseleaf.engine.admission import Admission
 from looseleaf.engine.features import Features
 from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.reports.outputs import Arrivals, SelectReport
-from looseleaf.engine.sampling.grammar import GrammarCompiler, GrammarState, RankGrammar
+from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.sampling.state import SamplingState
 from looseleaf.engine.sampling.stopping import StopChecker
 from looseleaf.engine.sequence import FindHosted, Sequence
@@ -18,7 +17,6 @@ from looseleaf.errors import InvalidOption, InvalidRequest, PoolTooSmall, Prompt
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.models.tokenizer.detokenizer import Detokenizer
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
-from looseleaf.parallel import Ranks
 from looseleaf.prompt.placements import require_apart
 from looseleaf.prompt.request import Request
 from looseleaf.sparse import BreakEven, make_policy
@@ -37,7 +35,6 @@ class InputProcessor:
     break_even: BreakEven | None = None
     find_hosted: FindHosted = lambda key: None
     is_coming: Callable[[SegmentKey], bool] = lambda key: False
-    ranks: Ranks | None = None
 
     def take(self, request: Request, seed: int) -> RequestProgress:
         """The progress of a new request; ``seed`` is used if the request has no seed.
@@ -143,14 +140,9 @@ class InputProcessor:
             self.features.register(sequence, request)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         limit = self._fitting(sequence, max_tokens, explicit=params.max_tokens is not None)
-        grammar: GrammarState | None = None
+        grammar = None
         if params.grammar is not None:
-            start = partial(self.grammars.start, params.grammar, request.salt)
-            if self.ranks is None:
-                grammar = start()
-            else:
-                link = self.ranks.link
-                grammar = RankGrammar(link, link.attempt("grammar", start))
+            grammar = self.grammars.start(params.grammar, request.salt)
         sampling = SamplingState(
             params,
             # only penalties read the prompt, and thousands of int objects are slow to read

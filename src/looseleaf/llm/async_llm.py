@@ -78,7 +78,7 @@ class AsyncLLM(ProcessBound):
         config = make_config(options)
         self.engine: Engine = load_engine(model, config, on_progress=on_progress)
         if warm_up:
-            self.engine.warm_up(on_progress)
+            self.engine.runner.warm_up(on_progress)
         self.system_prompt: SystemPrompt | None = None
         if system_prompt is not None:
             self.system_prompt = self.engine.prompts.system_prompt(system_prompt)

@@ -26,7 +26,7 @@ MakeEngine = Callable[[EngineConfig, Ranks], Engine]
 
 @dataclass(frozen=True)
 class RankStart:
-    """What a rank needs to start: ``make`` builds its engine, and is sent by name."""
+    """The start of a rank: ``make`` builds its engine, and is sent by name."""
 
     make: MakeEngine
     config: EngineConfig
@@ -40,6 +40,13 @@ def start_ranks(make: MakeEngine, config: EngineConfig, device: torch.device) ->
     ``make`` builds the engine of a rank, and must be a module's function or a partial of one.
     Raises InvalidOption for missing devices, and the errors of ``make`` on any rank."""
     size = config.tensor_parallel
+    if device.index is not None:
+        raise InvalidOption(
+            f"tensor_parallel={size} uses the first {size} GPUs: set device to cuda, and choose "
+            "GPUs by CUDA_VISIBLE_DEVICES",
+            "device",
+            "tensor_parallel",
+        )
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise InvalidOption(
             f"tensor_parallel={size} needs {size} GPUs, and PyTorch sees "
@@ -64,13 +71,12 @@ def make_rank(start: RankStart, link: Link, processes: RankProcesses | None = No
     """The engine of this rank."""
     shard = Shard(link.rank, start.config.tensor_parallel)
     device = torch.device(start.device if start.device == "cpu" else f"cuda:{link.rank}")
-    collectives = make_collectives(device, shard.rank, shard.size, start.folder)
+    config = start.config
+    collectives = make_collectives(device, shard.rank, shard.size, start.folder, config.all_reduce)
+    ranks = Ranks(shard, collectives, link, processes)
     if processes is not None:
-        # a call that waits for a lost rank must end
-        processes.watch(lambda rank: collectives.close())
-    return start.make(
-        rank_config(start.config, shard, device), Ranks(shard, collectives, link, processes)
-    )
+        processes.watch(lambda rank: ranks.lose())
+    return start.make(rank_config(config, shard, device), ranks)
 
 
 def rank_config(config: EngineConfig, shard: Shard, device: torch.device) -> EngineConfig:
@@ -82,6 +88,7 @@ def rank_config(config: EngineConfig, shard: Shard, device: torch.device) -> Eng
     return replace(
         config,
         device=str(device),
+        cache=replace(config.cache, kv_events=None if shard.rank else config.cache.kv_events),
         tiers=replace(
             tiers,
             host_gib=tiers.host_gib / shard.size,
@@ -131,9 +138,12 @@ def main(rank: int, file: int) -> None:
 def follow(engine: Engine, link: Link) -> None:
     """Execute the commands of rank 0 until its end."""
     while (command := link.receive()) is not None:
-        method = attrgetter(command.path)(engine)
+        method, arguments = attrgetter(command.path)(engine), command.arguments
+        if command.path == "add":
+            # deadlines are those of rank 0's clock
+            arguments = [replace(arguments[0], deadline=None)]
         try:
-            method(*command.arguments, **command.options)
+            method(*arguments, **command.options)
         except (EngineFault, IntegrityError):
             raise
         except LooseleafError:

@@ -1,8 +1,8 @@
 """Tensor parallelism: one process, a *rank*, per slice of the weights and of the KV heads.
 
 Every rank has the whole engine, and executes the commands of rank 0. A plan is a function of these
-commands and of rank 0's decisions, so all ranks make the same plan. What depends on a clock, a
-thread or a measurement is decided on rank 0, and sent."""
+commands and of rank 0's decisions, so all ranks make the same plan. Rank 0 takes and sends all
+decisions that depend on a clock, a thread or a measurement."""
 
 from looseleaf.parallel.collectives import Collectives, make_collectives
 from looseleaf.parallel.link import Link

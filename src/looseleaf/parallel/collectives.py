@@ -3,6 +3,7 @@
 The groups belong to their engine. PyTorch's default group stays free for the caller. All ranks get
 the same bits."""
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -10,11 +11,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import AllgatherOptions, FileStore, PrefixStore
 
+from looseleaf.config.engine import AllReduce
 from looseleaf.errors import InvalidOption
+from looseleaf.parallel.peer_sums import PeerSums
 
 _STORE = "store"
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -77,16 +81,53 @@ class ProcessGroup:
 
 
 class NcclGroup(ProcessGroup):
-    """Collectives of NCCL on the current stream, which captures take."""
+    """Collectives of NCCL on the current stream, which graphs capture."""
 
     def gather(self, part: Tensor) -> Tensor:
-        part = part.contiguous()
+        part, options = part.contiguous(), AllgatherOptions()
+        options.asyncOp = False
         whole = torch.empty((self._size, *part.shape), dtype=part.dtype, device=part.device)
-        self._group._allgather_base(whole, part).wait()
+        _finish(self._group._allgather_base(whole, part, options))
         return whole
 
+    def broadcast(self, value: Tensor) -> Tensor:
+        options = dist.BroadcastOptions()
+        options.asyncOp = False
+        _finish(self._group.broadcast([value], options))
+        return value
 
-def make_collectives(device: torch.device, rank: int, size: int, folder: Path) -> Collectives:
+    def _reduce(self, part: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        part, options = part.contiguous(), dist.AllreduceOptions()
+        options.reduceOp = operation  # type: ignore[assignment]
+        options.asyncOp = False
+        _finish(self._group.allreduce([part], options))
+        return part
+
+
+class PeerGroup:
+    """The collectives of ``group``, with sums of few rows by peer memory."""
+
+    def __init__(self, group: NcclGroup, sums: PeerSums) -> None:
+        self._group, self._sums = group, sums
+        self.largest, self.gather, self.broadcast = group.largest, group.gather, group.broadcast
+
+    def sum(self, part: Tensor) -> Tensor:
+        return self._sums.sum(part) if self._sums.fits(part) else self._group.sum(part)
+
+    def close(self) -> None:
+        self._sums.release()
+        self._group.close()
+
+
+def _finish(work: Any) -> None:
+    """Order later kernels after ``work``, None if they are already."""
+    if work is not None:
+        work.wait()
+
+
+def make_collectives(
+    device: torch.device, rank: int, size: int, folder: Path, all_reduce: AllReduce = "auto"
+) -> Collectives:
     """The group of ``size`` ranks of one host that share ``folder``, an empty folder.
 
     Blocks until all ranks have called it. Raises InvalidOption without the library."""
@@ -109,12 +150,29 @@ def make_collectives(device: torch.device, rank: int, size: int, folder: Path) -
             "tensor_parallel",
         )
     torch.cuda.set_device(device)
-    group = NcclGroup(
-        dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options()), size
-    )
+    nccl = dist.ProcessGroupNCCL
+    group = NcclGroup(nccl(store, rank, size, nccl.Options()), size)
     # connects, which a capture must not do
     group.sum(torch.zeros(1, device=device))
-    return group
+    return group if all_reduce == "nccl" else _with_peers(group, store, rank, size, device)
+
+
+def _with_peers(
+    group: NcclGroup, store: FileStore, rank: int, size: int, device: torch.device
+) -> Collectives:
+    """``group`` with sums by peer memory, if all GPUs can read each other's memory.
+
+    Logs a warning if not."""
+    sums, error = None, None
+    try:
+        sums = PeerSums(PrefixStore("peers", store), rank, size, device)
+    except Exception as failure:
+        error = failure
+    failed = group.largest(torch.tensor([sums is None], dtype=torch.int32, device=device))
+    if int(failed) or sums is None:
+        _log.warning("sums over GPUs use NCCL alone, which is slower for few rows: %r", error)
+        return group
+    return PeerGroup(group, sums)
 
 
 def make_folder() -> Path:

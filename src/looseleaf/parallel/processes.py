@@ -34,14 +34,14 @@ class RankProcesses:
             raise
 
     def _start(self, module: str, rank: int) -> None:
-        own, others = Pipe()
+        own, theirs = Pipe()
         # the modules of this process, wherever it found them
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
             f"from {module} import main; main(*map(int, sys.argv[2:]))"
         )
-        with others:
-            number = others.fileno()
+        with theirs:
+            number = theirs.fileno()
             process = subprocess.Popen(
                 [sys.executable, "-c", code, json.dumps(sys.path), str(rank), str(number)],
                 stdin=subprocess.PIPE,

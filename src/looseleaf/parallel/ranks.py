@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from torch import Tensor
 from torch.nn import functional
 
+from looseleaf.errors import EngineFault
 from looseleaf.parallel.collectives import Collectives
 from looseleaf.parallel.link import Link
 from looseleaf.parallel.processes import RankProcesses
@@ -25,6 +27,7 @@ class Ranks:
     collectives: Collectives
     link: Link
     processes: RankProcesses | None = None
+    _lost: Event = field(default_factory=Event)
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum over ranks of a product that is split along its inner dim."""
@@ -34,6 +37,17 @@ class Ranks:
         """The elementwise maximum over ranks, such as of scores over heads."""
         return self.collectives.largest(part)
 
+    def lose(self) -> None:
+        """End calls that wait for a rank that has ended, from any thread."""
+        # first, because results are wrong from then on
+        self._lost.set()
+        self.collectives.close()
+
+    def require_all(self) -> None:
+        """Raise EngineFault if a rank has ended, so results may be wrong."""
+        if self._lost.is_set():
+            raise EngineFault("a rank of the engine has ended: start a new engine")
+
     def dismiss(self) -> None:
         """Let the other ranks end; nothing may be sent afterwards."""
         self.link.close()
@@ -42,12 +56,13 @@ class Ranks:
         """Wait for the end of the other ranks, after `dismiss`."""
         if self.processes is not None:
             self.processes.close()
-        self.collectives.close()
+        if not self._lost.is_set():
+            self.collectives.close()
 
     def vocabulary(self, part: Tensor, total: int) -> Tensor:
         """Scores ``[rows, total]`` of all tokens from this rank's scores ``[rows, tokens]``."""
-        share = self.shard.largest_vocabulary(total)
-        padded = functional.pad(part, (0, share - part.shape[1]))
+        missing = self.shard.largest_vocabulary(total) - part.shape[1]
+        padded = functional.pad(part, (0, missing)) if missing else part
         return self.collectives.gather(padded).transpose(0, 1).flatten(1)[:, :total].contiguous()
 
 

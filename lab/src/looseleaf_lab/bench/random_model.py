@@ -5,7 +5,7 @@ For speed only: the answers of a random model are meaningless."""
 import torch
 from torch import Tensor
 
-from looseleaf.config import EngineConfig, ModelConfig, RopeConfig
+from looseleaf.config import EngineConfig, ModelConfig, Quantize, RopeConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
@@ -14,6 +14,8 @@ from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
+from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
+from looseleaf.parallel import Ranks
 from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
@@ -24,6 +26,28 @@ MODEL_SHAPES = {
         intermediate_size=14_336,
         num_layers=32,
         num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rope=RopeConfig(
+            head_dim=128,
+            rotary_dim=128,
+            theta=500_000.0,
+            law="llama3",
+            factor=8.0,
+            max_position_embeddings=131_072,
+            original_max_position_embeddings=8192,
+        ),
+        max_position_embeddings=131_072,
+        norm_eps=1e-5,
+        torch_dtype="bfloat16",
+    ),
+    "llama-3.1-70b": ModelConfig(
+        family="llama",
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_layers=80,
+        num_qo_heads=64,
         num_kv_heads=8,
         head_dim=128,
         rope=RopeConfig(
@@ -117,12 +141,38 @@ def random_engine(
     return make_engine(loaded, config)
 
 
+def random_rank(
+    shape: str, codes: Quantize | None, config: EngineConfig, ranks: Ranks | None = None
+) -> Engine:
+    """An engine over random weights, one of ``ranks`` or the only one.
+
+    ``codes`` quantizes the matrices of layers on a GPU. Prompts must be token ids."""
+    model, folder, device = model_shape(shape), reference_model(), torch.device(config.device)
+    length = config.max_model_len or model.max_position_embeddings
+    whole = model.frozen_at(length)
+    local = whole if ranks is None else ranks.shard.local(whole)
+    weights = random_weights(
+        local, getattr(torch, model.torch_dtype), device, codes=codes, ranks=ranks
+    )
+    tokenizer, name = Tokenizer(folder), f"random {shape}".encode()
+    loaded = LoadedModel(folder, local, Decoder(local, weights), tokenizer, name, length)
+    return make_engine(loaded, config)
+
+
 def random_weights(
-    model: ModelConfig, dtype: torch.dtype, device: torch.device, blocks: str | None = None
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: str | None = None,
+    *,
+    codes: Quantize | None = None,
+    ranks: Ranks | None = None,
 ) -> DecoderWeights:
     """Normal weights with outputs of order 1; norms have weight 1. No biases.
 
-    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``."""
+    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``.
+    ``codes`` quantizes the matrices of layers on a GPU. With ``ranks``, ``model`` is one rank's,
+    which gets its share of the vocabulary."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, inner = model.hidden_size, model.intermediate_size
     q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -135,6 +185,12 @@ def random_weights(
         assert blocks is not None
         return QuantizedWeight.create([normal_blocks(blocks, rows, columns)], dtype)
 
+    def random_codes(rows: int, columns: int) -> QuantizedWeight:
+        assert codes is not None
+        return QuantizedWeight(
+            [quantize_matrix(random_weight(rows, columns), codes).laid_out()], dtype
+        )
+
     def norm() -> Norm:
         ones = torch.ones(hidden, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
@@ -142,6 +198,8 @@ def random_weights(
     def projection(rows: int, columns: int) -> Projection:
         if blocks is not None:
             return Projection(random_quantized(rows, columns))
+        if codes is not None:
+            return Projection(random_codes(rows, columns))
         return pack(Projection(random_weight(rows, columns)))
 
     layers = tuple(
@@ -155,7 +213,13 @@ def random_weights(
         )
         for _ in range(model.num_layers)
     )
-    head = projection(model.vocab_size, hidden)
-    if isinstance(head.weight, QuantizedWeight):
-        return DecoderWeights(head.weight, layers, norm(), head)
-    return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)
+    vocabulary = model.vocab_size
+    if ranks is not None:
+        own = ranks.shard.vocabulary(vocabulary)
+        vocabulary = own.stop - own.start
+    if blocks is not None:
+        head = projection(vocabulary, hidden)
+        assert isinstance(head.weight, QuantizedWeight)
+        return DecoderWeights(head.weight, layers, norm(), head, ranks)
+    head = pack(Projection(random_weight(vocabulary, hidden)))
+    return DecoderWeights(random_weight(vocabulary, hidden), layers, norm(), head, ranks)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import torch
+
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig
 from looseleaf.engine.background import Enlist
@@ -321,7 +323,7 @@ class Hosting:
 
     def _begin(self, job: HostingJob, act: Callable[[HostingJob], None]) -> None:
         job.thread = thread = threading.Thread(
-            target=act, args=(job,), name="looseleaf-indexing", daemon=True
+            target=self._beside, args=(act, job), name="looseleaf-indexing", daemon=True
         )
         try:
             thread.start()
@@ -332,6 +334,12 @@ class Hosting:
             # also after an interrupt, which may come when the thread runs
             both = (*self._threads, thread)
             self._threads[:] = filter(threading.Thread.is_alive, both)
+
+    def _beside(self, act: Callable[[HostingJob], None], job: HostingJob) -> None:
+        """Call ``act`` in a thread, which has the first GPU by default."""
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
+        act(job)
 
     def _index(self, job: HostingJob) -> None:
         segment, shape = job.segment, self.model.config

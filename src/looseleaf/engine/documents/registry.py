@@ -54,7 +54,6 @@ class Documents:
     cancel: Callable[[str], None]
     tiers: Tiers | None = None
     hosting: Hosting | None = None
-    ranks: Ranks | None = None
     # by salt, then by id: the lookups of a salt take no time that depends on other salts
     _entries: dict[str, dict[str, Registered]] = field(default_factory=dict)
     _by_key: dict[SegmentKey, list[Registered]] = field(default_factory=dict)
@@ -62,6 +61,11 @@ class Documents:
 
     def __post_init__(self) -> None:
         self._evicted_keys = EvictedSegmentKeys(self.tiers)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks of the engine, which have the same documents."""
+        return None if self.hosting is None else self.hosting.ranks
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))

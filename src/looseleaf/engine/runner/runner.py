@@ -152,9 +152,18 @@ class Runner:
 
         Without this call each kernel and graph is prepared at its first use. On a CPU this returns
         immediately."""
+        ranks = self.model.ranks
         if self.graphs is None:
             return
-        jobs = warming(self.model, self.attention, self.graphs, self.passes)
+        if ranks is None:
+            self._warm_up(self.graphs, on_progress)
+            return
+        with ranks.link.command("runner.warm_up"):
+            self._warm_up(self.graphs, on_progress)
+
+    def _warm_up(self, graphs: StepGraphs, on_progress: OnProgress) -> None:
+        """`warm_up` on this rank."""
+        jobs = warming(self.model, self.attention, graphs, self.passes)
         for completed, job in enumerate(jobs):
             on_progress("graphs", completed, len(jobs))
             job()

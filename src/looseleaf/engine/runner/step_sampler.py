@@ -16,6 +16,7 @@ from looseleaf.engine.sampling.state import SamplingBatch
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.graphs.rows import to_device
+from looseleaf.kv.pool import PagePool
 from looseleaf.parallel import Ranks
 
 OnFault = Callable[[OutputProgress, Exception], None]
@@ -62,6 +63,12 @@ def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor
         return sequences, logits
     index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
     return [sequences[row] for row in rows], logits.index_select(0, index)
+
+
+def plan_of(work: StepWork, pool: PagePool) -> str:
+    """A digest of a step, which is the same on all ranks."""
+    chunks = [(chunk.start, chunk.stop) for chunk in work.chunks]
+    return f"{pool.num_freed} {pool.num_free} {len(work.decode)} {chunks}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from looseleaf.engine.json_schema.support import library_schema
 from looseleaf.errors import InvalidRequest, install
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
-from looseleaf.parallel import Link
+from looseleaf.parallel import Link, Ranks
 from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import Limits, Sandbox
 from looseleaf.sandbox.grammars import first_line, greedy_encoder, make_matcher
@@ -130,8 +130,8 @@ class GrammarCompiler:
     are per salt, so compile times reveal no other tenant's grammars. Safe to share between threads.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ranks: Ranks | None = None) -> None:
+        self._tokenizer, self._ranks = tokenizer, ranks
         self.vocab_size = vocab_size
         self._ends = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)
         self._lock = threading.Lock()
@@ -177,10 +177,16 @@ class GrammarCompiler:
     def start(self, grammar: Grammar, salt: str) -> GrammarState:
         """The state at the beginning of an output; compiles only if ``grammar`` is not in use.
 
-        Raises as `compile`."""
-        with self._lock:
-            compiled = self._in_use.get((grammar, salt))
-        return (compiled or self.compile(grammar, salt)).start()
+        With several ranks only rank 0 compiles it. Raises as `compile`."""
+
+        def start() -> GrammarState:
+            with self._lock:
+                compiled = self._in_use.get((grammar, salt))
+            return (compiled or self.compile(grammar, salt)).start()
+
+        if self._ranks is None:
+            return start()
+        return RankGrammar(self._ranks.link, self._ranks.link.attempt("grammar", start))
 
     def _compile(self, grammar: Grammar, due: float) -> CompiledGrammar:
         try:

@@ -75,10 +75,9 @@ class RankTiering(Tiering):
 
 def _common_names(ranks: list[list[list[str]]]) -> list[list[str]]:
     """For each document the tiers that hold it on every rank, in the order of rank 0."""
-    first, *others = ranks
     return [
-        [name for name in names if all(name in rank[n] for rank in others)]
-        for n, names in enumerate(first)
+        [name for name in names if all(name in rank[n] for rank in ranks)]
+        for n, names in enumerate(ranks[0])
     ]
 
 

@@ -7,7 +7,6 @@ its final device, so loading never holds two copies.
 import logging
 import os
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,10 +20,17 @@ from torch import Tensor
 from looseleaf.config import ModelConfig, Quantization
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
+from looseleaf.models.checkpoint.cuts import (
+    Cuts,
+    LayerCuts,
+    cut_blocks,
+    cut_codes,
+    part_shape,
+    taken,
+)
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
-from looseleaf.models.checkpoint.quantized_parts import cut_blocks, cut_codes
 from looseleaf.models.checkpoint.scaled_tensors import (
     UNUSED,
     StoredMatrix,
@@ -53,7 +59,6 @@ from looseleaf.ops.dense.scaled_linear import (
 from looseleaf.parallel import Cut, Ranks, Shard
 
 _log = logging.getLogger(__name__)
-Cuts = Sequence[Cut] | None
 
 # more threads wait for memory and for each other
 _MAX_THREADS = 8
@@ -86,7 +91,6 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     packed: bool = True,
-    threads: int | None = None,
     native: bool = True,
     quantize: Codes | None = None,
     ranks: Ranks | None = None,
@@ -96,7 +100,6 @@ def load_weights(
     ``packed`` allows matrices in this machine's fastest layout; packing copies each matrix.
     ``native`` allows C kernels, which need a C compiler.
     ``quantize`` narrows 16-bit matrices of layers, one after another.
-    ``threads`` is the number of layers to read concurrently, by default the cores, at most eight.
     With ``ranks`` they are this rank's slices of the whole model ``config``.
     Raises CorruptCheckpoint if a tensor is missing, unknown, truncated or has a wrong shape, before
     the first read.
@@ -108,10 +111,8 @@ def load_weights(
     checker.check_all_used(config)
     target = torch.device(device)
     native = native and has_native_norm(dtype, target)
-    with _Reader(
-        folder, entries, dtype, target, packed, native, config.quantization, quantize, shard
-    ) as reader:
-        weights = _assemble(reader, config, threads or min(_MAX_THREADS, os.cpu_count() or 1))
+    with _Reader(checker, dtype, target, packed, native, quantize) as reader:
+        weights = _assemble(reader, config, threads=min(_MAX_THREADS, os.cpu_count() or 1))
     return replace(weights, ranks=ranks)
 
 
@@ -160,7 +161,7 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         up_names, up_sizes = ["fc1"], [inner]
     output_name = "dense" if config.family == "phi" else "o_proj"
     down_name = "down_proj" if config.gated_mlp else "fc2"
-    cuts = _LayerCuts.of(config, reader.shard, fused, len(up_names))
+    cuts = LayerCuts.of(config, reader.shard, fused, len(up_names))
 
     def norm(name: str, exists: bool) -> Norm | None:
         return reader.norm(prefix + name, hidden, config) if exists else None
@@ -187,33 +188,6 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
     )
-
-
-class _LayerCuts(NamedTuple):
-    """A rank's parts of a layer's matrices, by stored tensor; None for whole matrices."""
-
-    qkv: Cuts = None
-    output: Cuts = None
-    gate_up: Cuts = None
-    down: Cuts = None
-
-    @classmethod
-    def of(cls, config: ModelConfig, shard: Shard | None, fused: bool, num_up: int) -> "_LayerCuts":
-        """The parts of rank ``shard``. ``fused`` is whether q, k and v are one tensor, and
-        ``num_up`` the number of tensors of the gate and the up projection."""
-        if shard is None:
-            return cls()
-        inner, q_size = config.intermediate_size, config.num_qo_heads * config.head_dim
-        queries, kv_size = shard.queries(config), config.num_kv_heads * config.head_dim
-        if fused:
-            keys, values = shard.keys(config, q_size), shard.keys(config, q_size + kv_size)
-            qkv = [Cut((queries, keys, values))]
-        else:
-            qkv = [Cut((queries,)), Cut((shard.keys(config),)), Cut((shard.keys(config),))]
-        gates = (shard.even(inner), shard.even(inner, inner))
-        joined = num_up == 1 and config.gated_mlp
-        gate_up = [Cut(gates)] if joined else [Cut(gates[:1])] * num_up
-        return cls(qkv, [Cut(columns=queries)], gate_up, [Cut(columns=shard.even(inner))])
 
 
 class _Checker:
@@ -342,17 +316,14 @@ class _Reader(_Checker):
 
     def __init__(
         self,
-        folder: Path,
-        entries: dict[str, TensorEntry],
+        checker: _Checker,
         dtype: torch.dtype,
         device: torch.device,
         packed: bool,
         native: bool,
-        quantization: Quantization | None,
         quantize: Codes | None,
-        shard: Shard | None,
     ) -> None:
-        super().__init__(folder, entries, quantization, shard)
+        super().__init__(checker._folder, checker._entries, checker._quantization, checker.shard)
         self._quantize = quantize
         self._dtype, self._device, self._packed = dtype, device, packed
         self._native_norms = native
@@ -421,7 +392,7 @@ class _Reader(_Checker):
         """The tensors ``names`` of ``shapes``, or parts of them, concatenated along dim 0; in fp32
         if ``wide``."""
         each = cuts or [Cut()] * len(names)
-        own = [_part_shape(shape, cut) for shape, cut in zip(shapes, each, strict=True)]
+        own = [part_shape(shape, cut) for shape, cut in zip(shapes, each, strict=True)]
         dtype = torch.float32 if wide else self._dtype
         whole = torch.empty((_rows(own), *own[0][1:]), dtype=dtype, device=self._device)
         parts = whole.split([shape[0] for shape in own])
@@ -433,7 +404,7 @@ class _Reader(_Checker):
         """Copy the part ``cut`` of the tensor ``name`` to ``part``."""
         stored, entry = self._find(name, shape), self._entries.get(name)
         if stored is not None:
-            part.copy_(_taken(dequantize(self._decode(stored), torch.float32), cut))
+            part.copy_(taken(dequantize(self._decode(stored), torch.float32), cut))
         elif cut == Cut() and isinstance(entry, BlockEntry):
             copy_values(entry, part)
         elif cut == Cut():
@@ -444,7 +415,7 @@ class _Reader(_Checker):
             for target, chosen in zip(
                 part.split([r.stop - r.start for r in rows]), rows, strict=True
             ):
-                target.copy_(_taken(self._read(name, chosen), Cut((), cut.columns)))
+                target.copy_(taken(self._read(name, chosen), Cut((), cut.columns)))
 
     def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
         for start in range(0, shape[0], _COMPARED_ROWS):
@@ -489,16 +460,3 @@ class _Reader(_Checker):
 
 def _rows(shapes: list[tuple[int, ...]]) -> int:
     return sum(shape[0] for shape in shapes)
-
-
-def _part_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
-    """The shape of a part of a matrix or of a vector, which has rows only."""
-    features, *columns = shape
-    return cut.shape(features, columns[0]) if columns else cut.shape(features, 1)[:1]
-
-
-def _taken(whole: Tensor, cut: Cut) -> Tensor:
-    """The part ``cut`` of a matrix or vector."""
-    if cut.rows:
-        whole = torch.cat([whole[rows] for rows in cut.rows])
-    return whole if cut.columns is None or whole.ndim == 1 else whole[:, cut.columns]

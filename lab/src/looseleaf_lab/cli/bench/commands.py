@@ -20,6 +20,7 @@ from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.llamacpp import llamacpp
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 from looseleaf_lab.cli.bench.select import select
+from looseleaf_lab.cli.bench.tensor_parallel import tensor_parallel
 from looseleaf_lab.cli.bench.tiers import tiers
 from looseleaf_lab.errors import INSTALL
 
@@ -251,7 +252,8 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
 
 
 for _command in (
-    agents, fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select, tiers,
+    agents, fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select,
+    tensor_parallel, tiers,
 ):  # fmt: skip
     bench.add_command(_command)
 

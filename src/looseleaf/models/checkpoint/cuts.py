@@ -1,13 +1,47 @@
-"""A rank's part of a quantized matrix: whole blocks or whole groups of its codes."""
+"""A rank's parts of the stored matrices: heads, columns of the MLP, whole blocks and groups."""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from looseleaf.config import ModelConfig
 from looseleaf.errors import UnsupportedModel
 from looseleaf.ops.dense.quantized_linear import BlockMatrix
 from looseleaf.ops.dense.scaled_linear import TILE, ScaledMatrix
-from looseleaf.parallel import Cut
+from looseleaf.parallel import Cut, Shard
+
+Cuts = Sequence[Cut] | None
+"""A part of each of several tensors; None for whole tensors."""
+
+
+class LayerCuts(NamedTuple):
+    """A rank's parts of a layer's matrices, by stored tensor; None for whole matrices."""
+
+    qkv: Cuts = None
+    output: Cuts = None
+    gate_up: Cuts = None
+    down: Cuts = None
+
+    @classmethod
+    def of(cls, config: ModelConfig, shard: Shard | None, fused: bool, num_up: int) -> "LayerCuts":
+        """The parts of rank ``shard``. ``fused`` is whether q, k and v are one tensor, and
+        ``num_up`` the number of tensors of the gate and the up projection."""
+        if shard is None:
+            return cls()
+        inner, q_size = config.intermediate_size, config.num_qo_heads * config.head_dim
+        queries, kv_size = shard.queries(config), config.num_kv_heads * config.head_dim
+        if fused:
+            keys, values = shard.keys(config, q_size), shard.keys(config, q_size + kv_size)
+            qkv = [Cut((queries, keys, values))]
+        else:
+            qkv = [Cut((queries,)), Cut((shard.keys(config),)), Cut((shard.keys(config),))]
+        gates = (shard.even(inner), shard.even(inner, inner))
+        joined = num_up == 1 and config.gated_mlp
+        gate_up = [Cut(gates)] if joined else [Cut(gates[:1])] * num_up
+        return cls(qkv, [Cut(columns=queries)], gate_up, [Cut(columns=shard.even(inner))])
 
 
 def cut_blocks(matrix: BlockMatrix, cut: Cut) -> list[BlockMatrix]:
@@ -52,3 +86,16 @@ def cut_codes(matrix: ScaledMatrix, cut: Cut) -> ScaledMatrix:
         scales = scales[:, groups].contiguous()
         zeros = None if zeros is None else zeros[:, groups].contiguous()
     return ScaledMatrix(matrix.kind, codes, scales, zeros)
+
+
+def part_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
+    """The shape of a part of a matrix or of a vector, which has rows only."""
+    features, *columns = shape
+    return cut.shape(features, columns[0]) if columns else cut.shape(features, 1)[:1]
+
+
+def taken(whole: Tensor, cut: Cut) -> Tensor:
+    """The part ``cut`` of a matrix or vector."""
+    if cut.rows:
+        whole = torch.cat([whole[rows] for rows in cut.rows])
+    return whole if cut.columns is None or whole.ndim == 1 else whole[:, cut.columns]
