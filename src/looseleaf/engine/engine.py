@@ -48,7 +48,7 @@ from looseleaf.machine.device import require_device
 from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
-from looseleaf.parallel.ranks import command
+from looseleaf.parallel.ranks import ALONE, command
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.sampling_params import SamplingParams
@@ -195,31 +195,33 @@ class Engine:
         """The documents in the pool and in host memory, for the routers of a fleet."""
         return self._holdings.summary(len(self._scheduler.running), len(self._scheduler.waiting))
 
-    @command("add")
     def add(self, request: Request, arrived: float | None = None) -> RequestProgress:
         """Queue a request that arrived now, or at ``arrived`` on the clock `time.perf_counter`.
 
         Raises a subclass of InvalidRequest if it can't be served, EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: make a new one")
-        if request.request_id in self._requests:
-            raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
-        number = next(self._warm_numbers if request.warms else self._numbers)
-        if request.fuse is not None:
-            request = self._canary.adjusted(request)
-        progress = self._input_processor.take(request, self.config.seed + number)
-        if arrived is not None:
-            progress.arrived = arrived
-        self._requests[request.request_id] = progress
-        if progress.outputs[0].sequence.documents:
-            self._holdings.note(progress.outputs[0].sequence)
-        self.counters.requests += not (request.warms or request.canary)
-        for output in progress.outputs:
-            self._outputs[output.sequence] = output
-            self._scheduler.add(output.sequence)
-        if request.deadline is not None:
-            self._deadlines.add(progress)
-        return progress
+        with ALONE if self.ranks is None else self.ranks.link.command("add", request):
+            if request.request_id in self._requests:
+                raise InvalidRequest(
+                    f"request id {request.request_id!r} is in use: choose another one"
+                )
+            number = next(self._warm_numbers if request.warms else self._numbers)
+            if request.fuse is not None:
+                request = self._canary.adjusted(request)
+            progress = self._input_processor.take(request, self.config.seed + number)
+            if arrived is not None:
+                progress.arrived = arrived
+            self._requests[request.request_id] = progress
+            if progress.outputs[0].sequence.documents:
+                self._holdings.note(progress.outputs[0].sequence)
+            self.counters.requests += not (request.warms or request.canary)
+            for output in progress.outputs:
+                self._outputs[output.sequence] = output
+                self._scheduler.add(output.sequence)
+            if request.deadline is not None:
+                self._deadlines.add(progress)
+            return progress
 
     def warm(
         self, parts: PromptParts, salt: str = "", ended: Ended = lambda _: None
@@ -249,15 +251,15 @@ class Engine:
 
         return self.warm((TextPart(prompt.tokens, len(prompt.tokens)), TextPart(())), "", pin)
 
-    @command("abort")
     def abort(self, request_id: str, error: LooseleafError | None = None) -> None:
         """End an active request, with ``error`` if it failed, and release its pages."""
-        progress = self._requests.get(request_id)
-        for output in progress.outputs if progress else ():
-            if not output.finished:
-                output.request.error = output.request.error or error
-                output.stop.close("abort")
-                self._retire(output)
+        with ALONE if self.ranks is None else self.ranks.link.command("abort", request_id, error):
+            progress = self._requests.get(request_id)
+            for output in progress.outputs if progress else ():
+                if not output.finished:
+                    output.request.error = output.request.error or error
+                    output.stop.close("abort")
+                    self._retire(output)
 
     @command("end_output")
     def end_output(self, request_id: str, index: int) -> RequestProgress | None:
@@ -281,30 +283,24 @@ class Engine:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
         changed = self._expire(begun) if self._deadlines.entries else []
-        if self.ranks is None:
-            return self._step(changed)
-        # the time is rank 0's
-        with self.ranks.link.command("step"):
-            return self._step(changed)
-
-    def _step(self, changed: list[RequestProgress]) -> list[RequestProgress]:
-        """`step` after the requests whose deadline has passed, ``changed``."""
-        if self._background.works:
-            self._background.step()
-        launched = (self._ahead and self._take_ahead()) or self._launch_next(changed)
-        if self.tiering.arriving:
-            self.tiering.wake()
-        if launched is not None:
-            self._finish(launched, changed)
-        if self._warming:
-            changed += self._end_warm()
-        self.last_step = self.accounting.end_step(launched.work if launched else None)
-        if self._events is not None:
-            self._events.flush()
-        if self._had_fault:
-            self._had_fault = False
-            require_device(self.runner.model.device)
-        return list(dict.fromkeys(changed))
+        # after the deadlines, which are those of rank 0
+        with ALONE if self.ranks is None else self.ranks.link.command("step"):
+            if self._background.works:
+                self._background.step()
+            launched = (self._ahead and self._take_ahead()) or self._launch_next(changed)
+            if self.tiering.arriving:
+                self.tiering.wake()
+            if launched is not None:
+                self._finish(launched, changed)
+            if self._warming:
+                changed += self._end_warm()
+            self.last_step = self.accounting.end_step(launched.work if launched else None)
+            if self._events is not None:
+                self._events.flush()
+            if self._had_fault:
+                self._had_fault = False
+                require_device(self.runner.model.device)
+            return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
         """Schedule a step and launch it; refused and failed requests join ``changed``."""

@@ -179,7 +179,7 @@ class Link:
         for rank, connection in enumerate(self._connections, 1):
             try:
                 connection.send(message)
-            except (BrokenPipeError, ConnectionError) as error:
+            except OSError as error:
                 raise lost(rank if self.leads else 0) from error
 
 

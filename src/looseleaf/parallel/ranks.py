@@ -1,5 +1,6 @@
 """One rank's view of all ranks: its share, its collectives and its messages."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from looseleaf.parallel.collectives import Collectives
 from looseleaf.parallel.link import Link
 from looseleaf.parallel.processes import RankProcesses
 from looseleaf.parallel.shard import Shard
+
+ALONE = contextlib.nullcontext()
+"""A command of an engine with one rank, as `Link.command`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
