@@ -9,7 +9,11 @@ from gguf.quants import quantize
 
 from looseleaf.models.tokenizer.detokenizer import byte_alphabet
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama"}
+ARCHITECTURES = {
+    **{"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama", "mixtral": "llama"},
+    **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe"},
+    **{"ministral3": "mistral3", "gpt_oss": "gpt-oss"},
+}
 _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -29,6 +33,11 @@ _PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
 }
 _SANDWICH = {
     "post_attention_layernorm": "post_attention_norm",
@@ -39,12 +48,19 @@ _FAMILY_PARTS = {
     "gemma2": _SANDWICH,
     "gemma3_text": _SANDWICH,
     "olmo2": _SANDWICH,
+    "exaone4": _SANDWICH,
+    "gpt_oss": {
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.router": "ffn_gate_inp",
+    },
+    "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm",
         "post_mlp_layernorm": "post_ffw_norm",
     },
 }
-INTERLEAVED = ("llama", "granite", "smollm3")
+_WINDOWED = ("gemma2", "gemma3_text", "phi3", "exaone4", "gpt_oss")
+INTERLEAVED = ("llama", "granite", "smollm3", "ministral3", "mixtral", "granitemoe")
 TOKENS = [*byte_alphabet(), "ab", *(f"<t{i}>" for i in range(257, 320))]
 
 
@@ -63,7 +79,15 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
                 tensors[_ENDS[name]] = array
             continue
         _, _, layer, rest = name.split(".", 3)
+        if family == "gpt_oss" and (".experts." in rest or rest.endswith("sinks")):
+            tensors |= _of_gpt_oss(f"blk.{layer}.", rest, array)
+            continue
+        if ".experts." in rest or rest.endswith("correction_bias"):
+            tensors |= _of_experts(f"blk.{layer}.", rest, array)
+            continue
         part, kind = rest.rsplit(".", 1)
+        if part == "mlp.shared_expert_gate":
+            array = array[0]
         if family in INTERLEAVED and part.endswith(("q_proj", "k_proj")):
             is_q = part.endswith("q_proj")
             heads = config.num_attention_heads if is_q else config.num_key_value_heads
@@ -71,6 +95,30 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
             array = array.reshape(heads, 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
         tensors[f"blk.{layer}.{parts[part]}.{kind}"] = array
     return tensors
+
+
+def _of_experts(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """A tensor of all experts of a layer."""
+    if rest.endswith("gate_up_proj"):
+        gate, up = np.split(array, 2, 1)
+        return {f"{prefix}ffn_gate_exps.weight": gate, f"{prefix}ffn_up_exps.weight": up}
+    name = "ffn_down_exps.weight" if rest.endswith("down_proj") else "exp_probs_b.bias"
+    return {prefix + name: array}
+
+
+def _of_gpt_oss(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Sinks, or a tensor of all experts, whose columns of gate and up alternate."""
+    if rest.endswith("sinks"):
+        return {f"{prefix}attn_sinks.weight": array}
+    kind = "bias" if rest.endswith("bias") else "weight"
+    if "gate_up" in rest:
+        pairs = [("gate", array[..., 0::2]), ("up", array[..., 1::2])]
+    else:
+        pairs = [("down", array)]
+    return {
+        f"{prefix}ffn_{name}_exps.{kind}": x.swapaxes(1, 2) if kind == "weight" else x
+        for name, x in pairs
+    }
 
 
 def metadata_of(config: Any, writer: GGUFWriter) -> None:
@@ -89,22 +137,43 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if getattr(config, "sliding_window", None) and family in ("gemma2", "gemma3_text", "phi3"):
+    if getattr(config, "sliding_window", None) and family in _WINDOWED:
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if family == "granite":
+    if hasattr(config, "num_experts_per_tok"):
+        _write_experts(config, writer)
+    if family in ("granite", "granitemoe"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if family == "ministral3":
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(TOKENS[: config.vocab_size])
     writer.add_token_types([1] * 257 + [3] * (config.vocab_size - 257))
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(257)
+
+
+def _write_experts(config: Any, writer: GGUFWriter) -> None:
+    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
 
 
 def write_gguf(path: Path, model: Any, kind: str = "F32") -> Path:

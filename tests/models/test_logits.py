@@ -9,6 +9,7 @@ import torch
 
 from looseleaf.models import Decoder, load_weights, read_config
 from tests.checkpoints import (
+    EXPERT_FAMILIES,
     FAMILIES,
     ORIGINAL_POSITIONS,
     ROPE_LAWS,
@@ -17,7 +18,7 @@ from tests.checkpoints import (
     supports,
     write_checkpoint,
 )
-from tests.models.dense_attend import DenseAttend
+from tests.models.dense_attend import DenseAttend, sinks_of
 
 TOLERANCE = 1e-4
 LENGTH = 48
@@ -31,7 +32,7 @@ def load(folder: Path, length: int, packed: bool = True) -> Decoder:
 
 
 def logits_in_chunks(decoder: Decoder, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
-    attend, logits, start = DenseAttend(decoder.config), [], 0
+    attend, logits, start = DenseAttend(decoder.config, sinks=sinks_of(decoder)), [], 0
     for rows in tokens.split(chunks):
         attend.positions = torch.arange(start, start + len(rows))
         logits.append(decoder.logits(decoder.forward(rows, attend)))
@@ -66,7 +67,9 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "glm4", "granite", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["gemma2", "gemma3_text", "glm4", "granite", "olmo2", *EXPERT_FAMILIES]
+)
 def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path) -> None:
     exact = make_model(family)
     # weights that are numbers of 16 bits, so that their own rounding is no error
@@ -78,7 +81,8 @@ def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path)
     config = read_config(write_checkpoint(tmp_path, model))
     decoder = Decoder(config, load_weights(tmp_path, config, torch.bfloat16))
     ours = logits_in_chunks(decoder, tokens, [LENGTH]).float()
-    errors = [float((x - truth).square().mean().sqrt()) for x in (ours, theirs)]
+    # of the usual row: rounding sends some rows of a mixture to another expert
+    errors = [float((x - truth).square().mean(1).sqrt().median()) for x in (ours, theirs)]
     assert errors[0] <= errors[1], errors
 
 
@@ -147,6 +151,12 @@ def test_longrope_below_its_original_length_uses_the_short_factors(
         ("glm4", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "head_dim": 24}),
         ("granite", {"mlp_bias": False, "attention_bias": False, "tie_word_embeddings": True}),
+        ("mixtral", {"sliding_window": None, "hidden_act": "gelu"}),
+        ("qwen2_moe", {"norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []}),
+        ("qwen3_moe", {"norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 5}),
+        ("olmoe", {"attention_bias": True, "norm_topk_prob": True}),
+        ("glm4_moe", {"n_group": 1, "topk_group": 1, "n_shared_experts": 2, "use_qk_norm": False}),
+        ("glm4_moe", {"norm_topk_prob": False, "first_k_dense_replace": 2}),
     ],
 )
 def test_logits_equal_transformers_for_variants_of_a_family(
@@ -168,10 +178,13 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
     family: str, rows: list[int], tmp_path: Path
 ) -> None:
     decoder = load(make_checkpoint(tmp_path, family), LENGTH)
-    attend, asked = DenseAttend(decoder.config), torch.tensor(rows, dtype=torch.int64)
+    attend, asked = (
+        DenseAttend(decoder.config, sinks=sinks_of(decoder)),
+        torch.tensor(rows, dtype=torch.int64),
+    )
     attend.positions = torch.arange(12)
     whole = decoder.forward(torch.arange(12), attend)
-    narrowed = DenseAttend(decoder.config)
+    narrowed = DenseAttend(decoder.config, sinks=sinks_of(decoder))
     narrowed.positions = torch.arange(12)
     narrowed.asked = asked
     hidden = decoder.forward(torch.arange(12), narrowed, asked=asked)
@@ -183,10 +196,10 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
 
 def test_a_hook_sees_every_layer_and_may_narrow_the_rows(tmp_path: Path) -> None:
     decoder = load(make_checkpoint(tmp_path, "llama"), LENGTH)
-    tokens, attend = torch.arange(12), DenseAttend(decoder.config)
+    tokens, attend = torch.arange(12), DenseAttend(decoder.config, sinks=sinks_of(decoder))
     attend.positions = torch.arange(12)
     full = decoder.forward(tokens, attend)
-    narrowed, seen = DenseAttend(decoder.config), []
+    narrowed, seen = DenseAttend(decoder.config, sinks=sinks_of(decoder)), []
     narrowed.positions = torch.arange(12)
 
     def keep_last_rows(layer: int, hidden: torch.Tensor) -> torch.Tensor:

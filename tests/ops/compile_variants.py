@@ -9,6 +9,9 @@ from dataclasses import asdict, replace
 
 import torch
 
+from looseleaf.attention.plan.cost_model import default_cost_model
+from looseleaf.config import ExpertConfig
+from looseleaf.ops.add_sinks.kernel import _add_sinks_kernel, add_sinks_triton
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
@@ -28,7 +31,11 @@ from looseleaf.ops.dense.scaled_linear.kernel import (
     scaled_linear_triton,
 )
 from looseleaf.ops.dense.scaled_linear.kernel import launch as launch_scaled
-from looseleaf.ops.dense.scaled_linear.vectors.kernel import _scaled_vectors_kernel, launch_vectors
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import (
+    _one_vector_kernel,
+    _scaled_vectors_kernel,
+    launch_vectors,
+)
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
 from looseleaf.ops.dense.split_linear.kernel import (
@@ -36,6 +43,16 @@ from looseleaf.ops.dense.split_linear.kernel import (
     split_linear_triton,
     whole_linear_triton,
 )
+from looseleaf.ops.experts.group.kernel import (
+    _count_kernel,
+    _group_few_kernel,
+    _place_kernel,
+    _sum_kernel,
+)
+from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.ops.experts.route import Routes
+from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
 from looseleaf.ops.fetch_numbers import num_blocks
 from looseleaf.ops.fetch_numbers.kernel import (
     _fetch_numbers_kernel,
@@ -87,6 +104,10 @@ from looseleaf_lab.testing.scene import Scene, Shape
 EVERY_FEATURE = Shape(
     masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True
 )
+LATENT = Shape(
+    dtype=torch.bfloat16, num_qo_heads=16, num_kv_heads=1, head_dim=576, rotary_dim=64,
+    interleaved=True, latent=True,
+)  # fmt: skip
 SHAPES = {
     "bf16-64": Shape(dtype=torch.bfloat16),
     "bf16-128": Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=8),
@@ -98,6 +119,7 @@ SHAPES = {
     "fp32-256": Shape(head_dim=256),
 }
 KERNELS = (
+    _add_sinks_kernel,
     _attention_received_kernel,
     _fetch_numbers_kernel,
     _fetch_turn_kernel,
@@ -133,6 +155,7 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         state = AttnState(torch.zeros(1, *scene.q.shape[1:]), torch.zeros(1, scene.q.shape[1]))
         out = torch.empty_like(scene.q)
         merge_states_triton(state, work.row_state_indptr, state, out)
+        add_sinks_triton(AttnState(out, torch.zeros(out.shape[:2])), torch.zeros(out.shape[1]))
         own = replace(work, row_own=torch.zeros(4 * len(scene.q), dtype=torch.int32))
         finish_rows_triton(state, scene.q, (scene.k_pages, scene.v_pages), own, *rest[:2], out)
         positions = torch.arange(len(scene.q))
@@ -256,7 +279,8 @@ def compiled_gated() -> Iterator[Compiled]:
 def compiled_scaled() -> Iterator[Compiled]:
     """Products with codes, by that generation's instructions and without."""
     weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
-    with compiling(*kernels, _quantize_rows_kernel, _scaled_vectors_kernel) as found:
+    vectors = (_one_vector_kernel, _scaled_vectors_kernel)
+    with compiling(*kernels, _quantize_rows_kernel, *vectors) as found:
         for kind in ("fp8", "int8", "int4"):
             matrix = quantize(weight, kind)
             for rows in (1, 64):
@@ -264,8 +288,57 @@ def compiled_scaled() -> Iterator[Compiled]:
                 out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
                 launch_scaled(x, matrix, out, chained=True, words=True)
             scaled_linear_triton(x.half(), matrix)
-            launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+            for rows in (1, 2) if kind != "int4" else ():
+                launch_vectors(x[:rows], matrix, out[:, :rows], chained=True)
         quantize_rows_triton(x)
+    yield from found
+
+
+def compiled_experts() -> Iterator[Compiled]:
+    """Routers of both laws, and grouped products by tiles of all sizes."""
+    laws = (
+        ExpertConfig(128, 8, 768),
+        ExpertConfig(
+            **{"num_experts": 256, "top_k": 8, "intermediate_size": 768, "scoring": "sigmoid"},
+            **{"selection_bias": True, "num_groups": 8, "top_groups": 4, "num_shared": 1},
+        ),
+        ExpertConfig(60, 4, 768, normalized=False, num_shared=4, shared_gate=True),
+    )
+    routing = (_route_kernel, _group_few_kernel, _count_kernel, _sum_kernel, _place_kernel)
+    with compiling(*routing, _gate_kernel, _down_kernel) as found:
+        for law in laws:
+            bias = torch.zeros(law.num_experts) if law.selection_bias else None
+            for logits in (torch.zeros(4, 8, 320), torch.zeros(100, 320)):
+                route_triton(logits, law, bias)
+        hidden, inner, slots, experts = 2048, 768, 8, 2
+        gate_up = torch.zeros(experts * 2 * inner, hidden, dtype=torch.bfloat16)
+        down = torch.zeros(experts * hidden, inner, dtype=torch.bfloat16)
+        # a tile of each size, and more pairs than one program sorts
+        for rows in (1, 5, 20, 200):
+            x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
+            pairs = torch.zeros(rows, slots, dtype=torch.int32)
+            routes = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(x, gate_up, down, routes, experts, "silu", (None, None))
+        biases = torch.zeros(len(gate_up)), torch.zeros(len(down))
+        expert_mlp_triton(x.half(), gate_up.half(), down.half(), routes, experts, "gelu", biases)
+        for kind, rows in (("fp8", 1), ("fp8", 200), ("int8", 1), ("int4", 1), ("int4", 200)):
+            codes = quantize(gate_up.float(), kind), quantize(down.float(), kind)
+            few = Routes(pairs[:rows], routes.weights[:rows])
+            expert_mlp_triton(x[:rows], *codes, few, experts, "silu", (None, None))
+        codes = [
+            Mxfp4Matrix(
+                torch.zeros(len(m), m.shape[1] // 2, dtype=torch.uint8),
+                torch.zeros(len(m), m.shape[1] // 32, dtype=torch.uint8),
+            )
+            for m in (gate_up, down)
+        ]
+        for rows in (1, 200):
+            few = x[:1].expand(rows, -1).contiguous()
+            pairs = torch.zeros(rows, slots, dtype=torch.int32)
+            some = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(few, *codes, some, experts, "swigluoai", biases)
+        wide = x.float(), gate_up.float(), down.float()
+        expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found
 
 
@@ -307,6 +380,27 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_latent() -> Iterator[Compiled]:
+    """Both tiles of decode over latent keys, prefill with patches, and a store."""
+    costs = default_cost_model(LATENT.head_dim, 2, 132, latent=True)
+    kernels_of = _partial_attention_kernel, _prefill_attention_kernel, _store_kv_kernel
+    with compiling(*kernels_of) as kernels:
+        scene = SceneBuilder(0, LATENT).decode()
+        pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule)
+        bounds = torch.tensor([0, 1], dtype=torch.int32)
+        for cost in (costs.narrow, costs.wide):
+            work = replace(work_list(scene), tiles=(cost.tile,), tile_indptr=bounds)
+            partial_attention_triton(scene.q, *pages, work, *rest)
+        positions, k = torch.arange(len(scene.q)), scene.q[:, :1]
+        store_kv_triton(k, k, positions, positions, scene.rotation, *pages)
+        shape = replace(LATENT, masks=True, patches=True)
+        scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
+        spans = span_list(scene, rows_of, spans_of, tile_rows=8)
+        rest = scene.rotation, scene.rule, scene.slot_positions
+        prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+    yield from kernels
+
+
 if __name__ == "__main__":
     for name, shape in SHAPES.items():
         for kernel in compiled(shape):
@@ -318,5 +412,9 @@ if __name__ == "__main__":
         print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
     for kernel in compiled_scaled():
         print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
+    for kernel in compiled_experts():
+        print(json.dumps({"shape": "experts"} | asdict(kernel)), flush=True)
+    for kernel in compiled_latent():
+        print(json.dumps({"shape": "latent"} | asdict(kernel)), flush=True)
     for kernel in (*compiled_hopper(64), *compiled_groups(14)):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

@@ -11,9 +11,18 @@ from looseleaf.config.engine import (
     Quantize,
     SchedulerConfig,
 )
+from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.model import (
+    LatentConfig,
+    ModelConfig,
+    Quantization,
+    QueryScaling,
+    RopeConfig,
+    RopeLaw,
+)
+from looseleaf.config.policy_file import PolicyFile
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -33,9 +42,11 @@ __all__ = [
     "EVICTING",
     "EngineConfig",
     "EvaluatedSelector",
+    "ExpertConfig",
     "Fuse",
     "FuseSelector",
     "GroupRule",
+    "LatentConfig",
     "LayerBudgets",
     "Local",
     "IndexConfig",
@@ -44,8 +55,10 @@ __all__ = [
     "IndexPer",
     "MAX_WINDOW",
     "ModelConfig",
+    "PolicyFile",
     "Quantization",
     "Quantize",
+    "QueryScaling",
     "Reuse",
     "Revise",
     "RopeConfig",

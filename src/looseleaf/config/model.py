@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.option import require, require_each
 
 RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -43,11 +44,50 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Latent attention (MLA, arXiv 2405.04434 §2.1): one latent vector a token serves all heads.
+
+    A query head and an expanded key have ``nope_dim`` dims without and ``rope_dim`` dims with RoPE.
+    An expanded value has ``value_dim`` dims. Queries pass a latent of ``query_rank`` dims, 0 for
+    none."""
+
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int = 0
+
+    @property
+    def query_dim(self) -> int:
+        """The dims of an expanded query head."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def key_dim(self) -> int:
+        """The dims of a stored key: the rotated dims, then the latent."""
+        return self.rope_dim + self.rank
+
+
+@dataclass(frozen=True)
 class Quantization:
     """The method of a checkpoint's quantized matrices, and the version of its layout."""
 
-    method: Literal["fp8", "compressed-tensors", "awq", "gptq"]
+    method: Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"]
     version: str = ""
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """Factors of queries: ``1 + beta * log(1 + position // period)`` (Llama 4, Ministral 3).
+
+    The position is the query's own, in its sequence, whatever frame the query is rotated to. Keys
+    have no factor."""
+
+    beta: float
+    period: int
+
+    def __post_init__(self) -> None:
+        require_each(self, "at least 1", lambda n: n >= 1, "period")
 
 
 @dataclass(frozen=True)
@@ -63,8 +103,17 @@ class ModelConfig:
     their inputs are not normalised (OLMo 2). ``norm_offset`` is added to the stored weights of
     norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
-    division by ``logits_scaling``; 0 means no cap.
-    ``quantization`` is None if all tensors are plain."""
+    division by ``logits_scaling``; 0 means no cap. ``sinks`` means that each layer has a learned
+    logit per query head of a key whose value is 0. ``query_scaling`` is None if all queries have
+    the factor 1. Layers with ``experts`` have no other MLP; dense ones have ``intermediate_size``.
+
+    The activation ``swigluoai`` (GPT-OSS) is ``gate * sigmoid(swiglu_alpha * gate) * (up + 1)``,
+    with ``gate`` at most ``swiglu_limit`` and ``up`` between it and its negative.
+    ``quantization`` is None if all tensors are plain.
+
+    A model with ``latent`` attention has one KV head. Its ``head_dim`` is that of a stored key,
+    whose first dims rotate. Queries are mapped to the space of stored keys. The stored keys are
+    also the values, and the output of attention is expanded after their ``rope_dim`` dims."""
 
     family: str
     vocab_size: int
@@ -78,7 +127,9 @@ class ModelConfig:
     max_position_embeddings: int
     norm_eps: float = 1e-6
     norm: Literal["rms", "layer"] = "rms"
-    activation: Literal["silu", "gelu_new", "gelu"] = "silu"
+    activation: Literal["silu", "gelu_new", "gelu", "swigluoai"] = "silu"
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     gated_mlp: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
@@ -99,8 +150,12 @@ class ModelConfig:
     softmax_scale: float | None = None
     soft_cap: float = 0.0
     final_soft_cap: float = 0.0
+    sinks: bool = False
+    query_scaling: QueryScaling | None = None
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
+    experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -108,12 +163,21 @@ class ModelConfig:
             f"{self.num_qo_heads} query heads can't evenly share {self.num_kv_heads} KV heads",
         )
 
+        if self.latent is not None:
+            require(
+                (self.num_kv_heads, self.head_dim) == (1, self.latent.key_dim),
+                f"latent attention has one KV head of {self.latent.key_dim} dims",
+            )
         require(
             len(self.layer_ropes) in (0, self.num_layers),
             f"layer_ropes has {len(self.layer_ropes)} laws for {self.num_layers} layers",
         )
         forms = {(r.head_dim, r.rotary_dim, r.interleaved) for r in self.layer_ropes}
         require(len(forms) < 2, "every layer must rotate the same pairs of dims, or by angles of 0")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the MLP of ``layer`` is a mixture of experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def rope_of(self, layer: int) -> RopeConfig:
         """The RoPE law of ``layer``."""
@@ -123,6 +187,17 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct laws of the layers, in the order of their first layers."""
         return tuple(dict.fromkeys(self.layer_ropes or (self.rope,)))
+
+    @property
+    def kv_planes(self) -> int:
+        """Vectors that a KV head stores of a token: key and value, or a key that is both."""
+        return 1 if self.latent is not None else 2
+
+    @property
+    def output_dim(self) -> int:
+        """The dims of all heads' outputs, the input of the output projection."""
+        head_dim = self.head_dim if self.latent is None else self.latent.value_dim
+        return self.num_qo_heads * head_dim
 
     def frozen_at(self, length: int) -> "ModelConfig":
         """This model with every law frozen at a sequence length."""

@@ -50,6 +50,7 @@ from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
 from looseleaf.parallel.ranks import ALONE, command
 from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.primer import RequestDefaults
 from looseleaf.prompt.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import Tiers
@@ -59,7 +60,7 @@ Ended = Callable[[RequestProgress], None]
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The parts of an engine."""
+    """The parts of an engine. ``defaults`` apply to its requests."""
 
     config: EngineConfig
     runner: Runner
@@ -68,6 +69,7 @@ class EngineParts:
     max_model_len: int
     tiers: Tiers | None = None
     threads: ThreadChoice | None = None
+    defaults: RequestDefaults | None = None
 
 
 class Engine:
@@ -81,6 +83,7 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
         self.threads = parts.threads
+        self._defaults = parts.defaults
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
         self.last_step: StepStats | None = None
@@ -126,8 +129,9 @@ class Engine:
         )
         step_goal = config.step_goal(on_gpu)
         if step_goal is not None:
-            compute_time = self.tiering.measured_compute_time()
-            self._scheduler.goal = StepBudget(step_goal, compute_time, ranks)
+            self._scheduler.goal = StepBudget(
+                step_goal, self.tiering.measured_compute_time(), ranks
+            )
         self._drawing = Drawing(parts.runner.model.device, ranks)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
@@ -207,6 +211,8 @@ class Engine:
                     f"request id {request.request_id!r} is in use: choose another one"
                 )
             number = next(self._warm_numbers if request.warms else self._numbers)
+            if self._defaults is not None:
+                request = self._defaults.applied(request)
             if request.fuse is not None:
                 request = self._canary.adjusted(request)
             progress = self._input_processor.take(request, self.config.seed + number)

@@ -43,7 +43,8 @@ class LayerChain:
         """The chain of ``weights``, None if their layers or formats do not allow one."""
         gated = config.gated_mlp and config.activation == "silu" and config.norm == "rms"
         branches = config.post_norms or config.parallel_residual or not config.pre_norms
-        if not gated or branches or config.residual_multiplier != 1.0:
+        plain = config.residual_multiplier == 1.0 and config.latent is None
+        if not gated or branches or not plain:
             return None
         stages: list[Stage] = []
         ends: list[tuple[int, int, int]] = []
@@ -104,6 +105,8 @@ def _head_stages(layer: LayerWeights) -> list[Stage]:
 def _branch_stages(layer: LayerWeights) -> list[Stage]:
     """Attention's projection and the MLP; empty if the layer has none of this kind."""
     norm = layer.mlp_norm
+    if layer.router is not None:
+        return []
     output, down = _native_weight(layer.output), _native_weight(layer.down)
     gate_up = _native_weight(layer.gate_up, norm)
     if norm is None or output is None or down is None or gate_up is None:

@@ -47,14 +47,42 @@ class Norm(NamedTuple):
     native: bool = False
 
 
+class Router(NamedTuple):
+    """The router of a layer of experts: ``weight [logits, hidden_size]`` and biases in fp32.
+
+    The weight has a row per expert, then one of the shared experts' gate if there is one. On a GPU
+    rows of zeros follow."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    selection_bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """One layer's maps between latents and heads (MLA).
+
+    ``query_up`` and its norm are None if the fused projection gives the queries themselves.
+    ``key_up`` is ``[heads, nope_dim, rank]``, ``value_up`` ``[heads, rank, value_dim]``."""
+
+    latent_norm: Norm
+    key_up: Tensor
+    value_up: Tensor
+    query_norm: Norm | None = None
+    query_up: Projection | None = None
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
+    With a ``router``, ``gate_up`` and ``down`` have the matrices of all experts, one below the
+    other.
 
     ``input_norm`` and ``mlp_norm`` are None without a norm before attention or MLP. ``mlp_norm`` is
     also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
     and MLP; None means no norm there. ``q_norm`` and ``k_norm`` are ``[head_dim]`` or
-    ``[heads * head_dim]``.
+    ``[heads * head_dim]``. ``sinks`` are fp32 logits ``[num_qo_heads]`` (`ScoreRule.sinks`). With
+    ``latent`` maps, ``qkv`` has the latents in place of heads.
     """
 
     input_norm: Norm | None
@@ -67,6 +95,9 @@ class LayerWeights:
     k_norm: Norm | None = None
     output_norm: Norm | None = None
     down_norm: Norm | None = None
+    router: Router | None = None
+    sinks: Tensor | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -128,9 +159,16 @@ def add_branch(
         branch = _summands(hidden, projection)
     else:
         branch = project(hidden, projection)
+    return add_summands(stream, branch, norm, config)
+
+
+def add_summands(stream: Stream, branch: Tensor, norm: Norm | None, config: ModelConfig) -> Stream:
+    """The stream plus ``branch``, which may have a leading dim of parts, left pending.
+
+    The sum of the parts is normed by ``norm`` and times the model's multiplier."""
     if norm is not None:
         # the norm needs the sum of the parts
-        branch = _normed(_whole(branch, hidden.dtype), norm, config)
+        branch = _normed(_whole(branch, stream.total.dtype), norm, config)
     if config.residual_multiplier != 1.0:
         branch = branch * config.residual_multiplier
     return Stream(stream.settled(), branch)
@@ -228,8 +266,17 @@ def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Ten
     hidden = project(normed, gate_up)
     if fuses and normed.is_cuda:
         return silu_mul(hidden)
+    if config.activation == "swigluoai":
+        return swigluoai(hidden, config.swiglu_alpha, config.swiglu_limit)
     activate = _ACTIVATIONS[config.activation]
     if not config.gated_mlp:
         return activate(hidden)
     gate, up = hidden.chunk(2, -1)
     return activate(gate).mul_(up)
+
+
+def swigluoai(hidden: Tensor, alpha: float, limit: float) -> Tensor:
+    """The clamped SwiGLU of ``hidden`` ``[rows, gate and up]`` (see `ModelConfig`)."""
+    gate, up = hidden.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * torch.sigmoid(gate * alpha)).mul_(up + 1)

@@ -23,9 +23,10 @@ from looseleaf.ops.dense.scaled_linear import (
     scaled_linear,
     scaled_summands,
 )
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 
 _log = logging.getLogger(__name__)
-Part = PackedMatrix | BlockMatrix | ScaledMatrix
+Part = PackedMatrix | BlockMatrix | ScaledMatrix | Mxfp4Matrix
 
 
 class QuantizedWeight:
@@ -114,6 +115,17 @@ class QuantizedWeight:
         out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=self.dtype)
         return part.multiply(x, out, gated=True)
 
+    def part(self, features: slice) -> "QuantizedWeight":
+        """Neighbouring features of a weight with one part, which share its memory."""
+        (whole,) = self.parts
+        if isinstance(whole, BlockMatrix):
+            cut: Part = BlockMatrix(whole.layout.name, whole.blocks[features])
+        elif isinstance(whole, PackedMatrix):
+            cut = whole.part(features)
+        else:
+            cut = whole.rows(features)
+        return QuantizedWeight([cut], self.dtype)
+
     def rows(self, numbers: Int[Tensor, " rows"]) -> Float[Tensor, "rows columns"]:
         """Rows by number, of a weight with one part."""
         (part,) = self.parts
@@ -130,6 +142,8 @@ def _rows(part: Part, numbers: Tensor, dtype: torch.dtype) -> Tensor:
         return part.rows(numbers)
     if isinstance(part, ScaledMatrix):
         return dequantize(part.rows(numbers), dtype)
+    if isinstance(part, Mxfp4Matrix):
+        return part.rows(numbers).dequantize().to(dtype)
     return dequantize_reference(part.blocks[numbers], part.layout).to(dtype)
 
 
@@ -140,7 +154,11 @@ def _multiply(
         return part.multiply(x, out, bias, residual)
     if isinstance(part, ScaledMatrix):
         return out.copy_(_added(scaled_linear(x, part), bias, residual))
-    weight = dequantize_reference(part.blocks, part.layout)
+    weight = (
+        part.dequantize()
+        if isinstance(part, Mxfp4Matrix)
+        else dequantize_reference(part.blocks, part.layout)
+    )
     product = functional.linear(x.float(), weight, bias)
     return out.copy_(product if residual is None else product + residual)
 

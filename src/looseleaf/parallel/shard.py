@@ -38,11 +38,17 @@ class Shard:
                 f"{kv_heads} KV heads and {inner} columns of the MLP: choose a divisor",
                 "tensor_parallel",
             )
-        if config.joint_qk_norm:
-            raise UnsupportedModel(
-                f"models of the family {config.family} norm all heads jointly, which "
-                "tensor_parallel does not support: leave it out"
-            )
+        forms = {
+            "norm all heads jointly": config.joint_qk_norm,
+            "have latent attention": config.latent is not None,
+            "have experts": config.experts is not None,
+        }
+        for form, is_so in forms.items():
+            if is_so:
+                raise UnsupportedModel(
+                    f"models of the family {config.family} {form}, which tensor_parallel does not "
+                    "support: leave it out"
+                )
 
     def local(self, config: ModelConfig) -> ModelConfig:
         """The model as this rank computes it; the vocabulary stays whole."""

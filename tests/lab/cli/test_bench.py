@@ -28,7 +28,7 @@ def test_every_whole_number_but_a_seed_counts_something() -> None:
         for option in command.params
         if option.type is click.INT
     }
-    seeded = ("agents", "fleet", "index", "reuse", "serve")
+    seeded = ("agents", "fleet", "hybrids", "index", "reuse", "serve")
     others = {("fuse", "--batches"), ("agents", "--skipped")}
     assert free == {(name, "--seed") for name in seeded} | others
 

@@ -2,19 +2,38 @@
 
 For speed only: the answers of a random model are meaningless."""
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from looseleaf.config import EngineConfig, ModelConfig, Quantize, RopeConfig
+from looseleaf.config import (
+    EngineConfig,
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    Quantization,
+    Quantize,
+    RopeConfig,
+)
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
-from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
+from looseleaf.models.checkpoint.expert_tensors import padded_router
+from looseleaf.models.layers import (
+    DecoderWeights,
+    LatentWeights,
+    LayerWeights,
+    Norm,
+    Router,
+)
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.parallel import Ranks
 from looseleaf_lab.testing.quantized import normal_blocks
 
@@ -63,6 +82,47 @@ MODEL_SHAPES = {
         norm_eps=1e-5,
         torch_dtype="bfloat16",
     ),
+    "qwen3-30b-a3b": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=48,
+        num_qo_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        rope=RopeConfig(head_dim=128, rotary_dim=128, theta=1e6, max_position_embeddings=40_960),
+        max_position_embeddings=40_960,
+        qk_norm=True,
+        torch_dtype="bfloat16",
+        experts=ExpertConfig(num_experts=128, top_k=8, intermediate_size=768),
+    ),
+    "gpt-oss-20b": ModelConfig(
+        family="gpt_oss",
+        vocab_size=201_088,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_layers=24,
+        num_qo_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        rope=RopeConfig(
+            **{"head_dim": 64, "rotary_dim": 64, "theta": 150_000.0, "law": "yarn", "factor": 32.0},
+            truncate=False,
+            max_position_embeddings=131_072,
+            original_max_position_embeddings=4096,
+        ),
+        max_position_embeddings=131_072,
+        norm_eps=1e-5,
+        activation="swigluoai",
+        qkv_bias=True,
+        output_bias=True,
+        sinks=True,
+        windows=(128, 0) * 12,
+        torch_dtype="bfloat16",
+        quantization=Quantization("mxfp4"),
+        experts=ExpertConfig(32, 4, 2880, router_bias=True, expert_bias=True),
+    ),
     "smollm2-135m": ModelConfig(
         family="llama",
         vocab_size=49_152,
@@ -78,6 +138,46 @@ MODEL_SHAPES = {
         tie_word_embeddings=True,
         torch_dtype="bfloat16",
     ),
+    # with dense layers only
+    "deepseek-v2-lite": ModelConfig(
+        family="deepseek_v2",
+        vocab_size=102_400,
+        hidden_size=2048,
+        intermediate_size=10_944,
+        num_layers=27,
+        num_qo_heads=16,
+        num_kv_heads=1,
+        head_dim=576,
+        rope=RopeConfig(
+            head_dim=576,
+            rotary_dim=64,
+            interleaved=True,
+            law="yarn",
+            factor=40.0,
+            max_position_embeddings=163_840,
+            original_max_position_embeddings=4096,
+            mscale=0.707,
+            mscale_all_dim=0.707,
+        ),
+        max_position_embeddings=163_840,
+        softmax_scale=0.114721386,
+        torch_dtype="bfloat16",
+        latent=LatentConfig(rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+    ),
+    "tiny-latent": ModelConfig(
+        family="deepseek_v3",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=1,
+        head_dim=32,
+        rope=RopeConfig(head_dim=32, rotary_dim=8, interleaved=True),
+        max_position_embeddings=4096,
+        softmax_scale=0.25,
+        latent=LatentConfig(rank=24, nope_dim=8, rope_dim=8, value_dim=12, query_rank=16),
+    ),
     # the reference model's shape, with a longer context
     "small": ModelConfig(
         family="llama",
@@ -90,6 +190,39 @@ MODEL_SHAPES = {
         head_dim=64,
         rope=RopeConfig(head_dim=64, rotary_dim=64),
         max_position_embeddings=32_768,
+    ),
+    "tiny-experts": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(head_dim=16, rotary_dim=16),
+        max_position_embeddings=4096,
+        qk_norm=True,
+        experts=ExpertConfig(num_experts=8, top_k=2, intermediate_size=32, dense_layers=(0,)),
+    ),
+    "tiny-sinks": ModelConfig(
+        family="gpt_oss",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=32,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(head_dim=16, rotary_dim=16),
+        max_position_embeddings=4096,
+        activation="swigluoai",
+        qkv_bias=True,
+        output_bias=True,
+        sinks=True,
+        windows=(128, 0),
+        quantization=Quantization("mxfp4"),
+        experts=ExpertConfig(8, 2, 32, router_bias=True, expert_bias=True),
     ),
     "tiny": ModelConfig(
         family="llama",
@@ -113,13 +246,15 @@ def model_shape(name: str) -> ModelConfig:
     return MODEL_SHAPES[name]
 
 
-def random_decoder(shape: str, device: torch.device) -> Decoder:
+def random_decoder(shape: str, device: torch.device, quantize: Quantize | None = None) -> Decoder:
     """A model with random weights in the shape's dtype; several engines may share it.
 
-    Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
+    ``quantize`` narrows the matrices of layers, as the engine's option does. Raises InvalidOption
+    for a shape that is not in `MODEL_SHAPES`.
     """
     model = model_shape(shape)
-    return Decoder(model, random_weights(model, getattr(torch, model.torch_dtype), device))
+    dtype = getattr(torch, model.torch_dtype)
+    return Decoder(model, random_weights(model, dtype, device, quantize=quantize))
 
 
 def random_engine(
@@ -142,21 +277,33 @@ def random_engine(
 
 
 def random_rank(
-    shape: str, codes: Quantize | None, config: EngineConfig, ranks: Ranks | None = None
+    shape: str, quantize: Quantize | None, config: EngineConfig, ranks: Ranks | None = None
 ) -> Engine:
-    """An engine over random weights, one of ``ranks`` or the only one.
+    """An engine over random weights, one of ``ranks`` or the only one. Prompts must be token ids.
 
-    ``codes`` quantizes the matrices of layers on a GPU. Prompts must be token ids."""
+    ``quantize`` narrows the matrices of layers on a GPU."""
     model, folder, device = model_shape(shape), reference_model(), torch.device(config.device)
     length = config.max_model_len or model.max_position_embeddings
-    whole = model.frozen_at(length)
-    local = whole if ranks is None else ranks.shard.local(whole)
-    weights = random_weights(
-        local, getattr(torch, model.torch_dtype), device, codes=codes, ranks=ranks
-    )
+    local = model.frozen_at(length)
+    if ranks is not None:
+        ranks.shard.require(local)
+        local = ranks.shard.local(local)
+    dtype = getattr(torch, model.torch_dtype)
+    weights = random_weights(local, dtype, device, quantize=quantize, ranks=ranks)
     tokenizer, name = Tokenizer(folder), f"random {shape}".encode()
     loaded = LoadedModel(folder, local, Decoder(local, weights), tokenizer, name, length)
     return make_engine(loaded, config)
+
+
+def random_mxfp4(
+    rows: int, columns: int, device: torch.device, generator: torch.Generator
+) -> Mxfp4Matrix:
+    """Any codes, with values of about ``columns ** -0.5``."""
+    size, options = (rows, columns // 2), {"dtype": torch.uint8, "device": device}
+    codes = torch.randint(0, 256, size, generator=generator, **options)  # type: ignore[call-overload]
+    # the mean square of the 16 floats is about 2 ** 3
+    power = 127 - round(math.log2(columns) / 2 + 1.5)
+    return Mxfp4Matrix(codes, torch.full((rows, columns // 32), power, **options))  # type: ignore[call-overload]
 
 
 def random_weights(
@@ -164,18 +311,21 @@ def random_weights(
     dtype: torch.dtype,
     device: torch.device,
     blocks: str | None = None,
-    *,
-    codes: Quantize | None = None,
+    quantize: Quantize | None = None,
     ranks: Ranks | None = None,
 ) -> DecoderWeights:
-    """Normal weights with outputs of order 1; norms have weight 1. No biases.
+    """Normal weights with outputs of order 1; norms have weight 1, biases and sinks are 0.
 
-    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``.
-    ``codes`` quantizes the matrices of layers on a GPU. With ``ranks``, ``model`` is one rank's,
-    which gets its share of the vocabulary."""
+    Experts of a model in MXFP4 are in that format: on a GPU in the checkpoint's bytes, on a CPU in
+    blocks. With ``blocks``, all matrices are quantized in that GGUF format, and activations are
+    ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes. With ``ranks``,
+    ``model`` is that of one rank, which has its share of the vocabulary."""
     generator = torch.Generator(device).manual_seed(0)
-    hidden, inner = model.hidden_size, model.intermediate_size
-    q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    hidden, law = model.hidden_size, model.experts
+    features = (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
+    if model.latent is not None:
+        queries = model.latent.query_rank or model.num_qo_heads * model.latent.query_dim
+        features = queries + model.latent.key_dim
 
     def random_weight(rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -185,41 +335,90 @@ def random_weights(
         assert blocks is not None
         return QuantizedWeight.create([normal_blocks(blocks, rows, columns)], dtype)
 
-    def random_codes(rows: int, columns: int) -> QuantizedWeight:
-        assert codes is not None
-        return QuantizedWeight(
-            [quantize_matrix(random_weight(rows, columns), codes).laid_out()], dtype
-        )
-
-    def norm() -> Norm:
-        ones = torch.ones(hidden, dtype=dtype, device=device)
+    def norm(size: int = hidden) -> Norm:
+        ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
 
-    def projection(rows: int, columns: int) -> Projection:
+    def zeros(
+        size: int, exists: bool, like: Tensor | QuantizedWeight | None = None
+    ) -> Tensor | None:
+        # sinks, and biases of quantized products, are fp32
+        wide = like is None or isinstance(like, QuantizedWeight)
+        kind = torch.float32 if wide else dtype
+        return torch.zeros(size, dtype=kind, device=device) if exists else None
+
+    def experts(rows: int, columns: int, bias: bool) -> Projection:
+        if model.quantization is None or model.quantization.method != "mxfp4":
+            plain = projection(rows, columns, packs=False)
+        elif device.type == "cuda":
+            matrix = random_mxfp4(rows, columns, device, generator)
+            plain = Projection(QuantizedWeight([matrix], dtype))
+        else:
+            matrices = [normal_blocks("MXFP4", rows, columns)]
+            plain = Projection(QuantizedWeight.create(matrices, dtype))
+        return plain._replace(bias=zeros(rows, bias, plain.weight))
+
+    def latent() -> LatentWeights | None:
+        shape, heads = model.latent, model.num_qo_heads
+        if shape is None:
+            return None
+        key_up = random_weight(heads * shape.nope_dim, shape.rank)
+        value_up = random_weight(heads * shape.value_dim, shape.rank)
+        rank, query_size = shape.query_rank, heads * shape.query_dim
+        return LatentWeights(
+            norm(shape.rank),
+            key_up.view(heads, -1, shape.rank),
+            value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
+            norm(rank) if rank else None,
+            projection(query_size, rank) if rank else None,
+        )
+
+    def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
             return Projection(random_quantized(rows, columns))
-        if codes is not None:
-            return Projection(random_codes(rows, columns))
-        return pack(Projection(random_weight(rows, columns)))
+        if quantize is not None:
+            narrowed = quantize_matrix(random_weight(rows, columns), quantize)
+            return Projection(QuantizedWeight([narrowed.laid_out()], dtype))
+        plain = Projection(random_weight(rows, columns))
+        return pack(plain) if packs else plain
 
+    def mlp(layer: int) -> dict[str, Any]:
+        if law is None or not model.has_experts(layer):
+            inner = model.intermediate_size
+            return {"gate_up": projection(2 * inner, hidden), "down": projection(hidden, inner)}
+        count, inner = law.num_stored, law.intermediate_size
+        router = random_weight(law.num_experts, hidden)
+        weight = padded_router(router) if router.is_cuda else router.float()
+        return {
+            "gate_up": experts(count * 2 * inner, hidden, law.expert_bias),
+            "down": experts(count * hidden, inner, law.expert_bias),
+            "router": Router(weight, zeros(law.num_experts, law.router_bias)),
+        }
+
+    def biased(plain: Projection, rows: int, has_bias: bool) -> Projection:
+        return plain._replace(bias=zeros(rows, has_bias, plain.weight))
+
+    head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
-            qkv=projection(q_size + 2 * kv_size, hidden),
-            output=projection(hidden, q_size),
+            qkv=biased(projection(features, hidden), features, model.qkv_bias),
+            output=biased(projection(hidden, model.output_dim), hidden, model.output_bias),
             mlp_norm=norm(),
-            gate_up=projection(2 * inner, hidden),
-            down=projection(hidden, inner),
+            **mlp(layer),
+            q_norm=head_norm,
+            k_norm=head_norm,
+            sinks=zeros(model.num_qo_heads, model.sinks),
+            latent=latent(),
         )
-        for _ in range(model.num_layers)
+        for layer in range(model.num_layers)
     )
     vocabulary = model.vocab_size
     if ranks is not None:
         own = ranks.shard.vocabulary(vocabulary)
         vocabulary = own.stop - own.start
     if blocks is not None:
-        head = projection(vocabulary, hidden)
-        assert isinstance(head.weight, QuantizedWeight)
-        return DecoderWeights(head.weight, layers, norm(), head, ranks)
+        quantized = random_quantized(vocabulary, hidden)
+        return DecoderWeights(quantized, layers, norm(), Projection(quantized), ranks)
     head = pack(Projection(random_weight(vocabulary, hidden)))
     return DecoderWeights(random_weight(vocabulary, hidden), layers, norm(), head, ranks)

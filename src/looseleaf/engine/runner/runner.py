@@ -3,6 +3,7 @@
 Only the runner and the sampler use tensors. Host work happens once a step, and all layers share it.
 On a GPU steps of few rows replay as graphs, and the host never waits for the device."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
 from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.token_scoring import TokenScoring
-from looseleaf.config import CacheConfig, EngineConfig, ModelConfig
+from looseleaf.config import CacheConfig, EngineConfig
 from looseleaf.engine.runner.microbatches import (
     join_reads,
     logit_rows,
@@ -31,7 +32,7 @@ from looseleaf.engine.runner.microbatches import (
     rows_in_microbatches,
 )
 from looseleaf.engine.runner.step import PassTimer, Step, prepare_step
-from looseleaf.engine.runner.warmup import warming
+from looseleaf.engine.runner.warmup import rehearsal, warming
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidOption
@@ -43,6 +44,7 @@ from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.pool import PagePool
 from looseleaf.machine.limits import available_memory
 from looseleaf.models import Decoder
+from looseleaf.ops.compile_ahead import skipped_kernels
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import layer_rotations, softmax_scale
@@ -101,19 +103,21 @@ class Runner:
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            planes=shape.kv_planes,
             dtype=pool_dtype(model, config.cache),
             device=model.device,
         )
         attention = PagedAttention(
             pool=pool,
             rotations=layer_rotations(shape, max_model_len, model.device),
-            rules=_score_rules(shape),
+            rules=_score_rules(model),
             num_qo_heads=shape.num_qo_heads,
             grouping=config.scheduler.grouping,
             batch_invariant=config.scheduler.batch_invariant,
             implementation=implementation,
             costs=costs,
             row_dtype=model.dtype,
+            query_scaling=shape.query_scaling,
         )
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
@@ -163,11 +167,23 @@ class Runner:
 
     def _warm_up(self, graphs: StepGraphs, on_progress: OnProgress) -> None:
         """`warm_up` on this rank."""
+        self._compile_kernels(on_progress)
         jobs = warming(self.model, self.attention, graphs, self.passes)
         for completed, job in enumerate(jobs):
             on_progress("graphs", completed, len(jobs))
             job()
         on_progress("graphs", len(jobs), len(jobs))
+
+    def _compile_kernels(self, on_progress: OnProgress) -> None:
+        """Compile the kernels of the warmup together, on all cores."""
+        assert self.graphs is not None, "a CPU compiles no kernels"
+        on_progress("kernels", 0, 1)
+        sequences, with_passes = self.graphs.max_num_seqs, self.passes is not None
+        with skipped_kernels() as kernels:
+            for job in rehearsal(self.model, self.attention, sequences, with_passes=with_passes):
+                job()
+        kernels.compile(os.cpu_count() or 1)
+        on_progress("kernels", 1, 1)
 
     @torch.inference_mode()
     def run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None) -> StepResult:
@@ -350,18 +366,22 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
         page_size=config.cache.page_size,
         dtype=model.dtype,
         kv_dtype=dtype,
+        latent=shape.latent is not None,
+        rotary_dim=shape.rope.rotary_dim,
     )
     return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 
 
-def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
+def _score_rules(model: Decoder) -> tuple[ScoreRule, ...]:
+    shape = model.config
     return tuple(
         ScoreRule(
-            softmax_scale(shape, layer),
+            softmax_scale(shape, index),
             soft_cap=shape.soft_cap,
-            window=shape.window(layer),
+            window=shape.window(index),
+            sinks=layer.sinks,
         )
-        for layer in range(shape.num_layers)
+        for index, layer in enumerate(model.weights.layers)
     )
 
 
@@ -369,7 +389,7 @@ def _pool_pages(cache: CacheConfig, sequences: int, model: Decoder, max_model_le
     if cache.num_pages is not None:
         return cache.num_pages
     shape = model.config
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    per_token = shape.kv_planes * shape.num_layers * shape.num_kv_heads * shape.head_dim
     per_page = per_token * pool_dtype(model, cache).itemsize * cache.page_size
     if cache.memory_gib is not None:
         pages = int(cache.memory_gib * _GIB) // per_page

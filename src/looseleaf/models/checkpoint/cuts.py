@@ -24,6 +24,7 @@ class LayerCuts(NamedTuple):
     output: Cuts = None
     gate_up: Cuts = None
     down: Cuts = None
+    sinks: Cuts = None
 
     @classmethod
     def of(cls, config: ModelConfig, shard: Shard | None, fused: bool, num_up: int) -> "LayerCuts":
@@ -41,7 +42,8 @@ class LayerCuts(NamedTuple):
         gates = (shard.even(inner), shard.even(inner, inner))
         joined = num_up == 1 and config.gated_mlp
         gate_up = [Cut(gates)] if joined else [Cut(gates[:1])] * num_up
-        return cls(qkv, [Cut(columns=queries)], gate_up, [Cut(columns=shard.even(inner))])
+        sinks = [Cut((shard.even(config.num_qo_heads),))]
+        return cls(qkv, [Cut(columns=queries)], gate_up, [Cut(columns=shard.even(inner))], sinks)
 
 
 def cut_blocks(matrix: BlockMatrix, cut: Cut) -> list[BlockMatrix]:

@@ -6,7 +6,6 @@ its final device, so loading never holds two copies.
 
 import logging
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from looseleaf.config import ModelConfig, Quantization
-from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
-from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
+from looseleaf.config import ModelConfig
+from looseleaf.errors import CorruptCheckpoint
+from looseleaf.models.checkpoint.checker import Checker, rows_of
+from looseleaf.models.checkpoint.checkpoint import list_tensors
 from looseleaf.models.checkpoint.cuts import (
     Cuts,
     LayerCuts,
@@ -28,14 +28,18 @@ from looseleaf.models.checkpoint.cuts import (
     part_shape,
     taken,
 )
+from looseleaf.models.checkpoint.expert_tensors import (
+    padded_router,
+    read_experts,
+    read_router,
+)
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
-from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.interleaved_experts import gguf_blocks
+from looseleaf.models.checkpoint.latent_tensors import fused_tensors, read_latent
 from looseleaf.models.checkpoint.scaled_tensors import (
-    UNUSED,
     StoredMatrix,
     decode,
-    find_stored,
 )
 from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonical_name
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
@@ -56,7 +60,8 @@ from looseleaf.ops.dense.scaled_linear import (
 from looseleaf.ops.dense.scaled_linear import (
     quantize as quantize_matrix,
 )
-from looseleaf.parallel import Cut, Ranks, Shard
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.parallel import Cut, Ranks
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +70,6 @@ _MAX_THREADS = 8
 # rows per comparison
 _COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
-# buffers in old checkpoints that the decoder does not need
-_IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
 
 class _NormNames(NamedTuple):
@@ -106,7 +109,7 @@ def load_weights(
     """
     entries = by_canonical_name(folder, list_tensors(folder))
     shard = None if ranks is None else ranks.shard
-    checker = _Checker(folder, entries, config.quantization, shard)
+    checker = Checker(folder, entries, config.quantization, shard)
     _assemble(checker, config, threads=1)
     checker.check_all_used(config)
     target = torch.device(device)
@@ -116,18 +119,18 @@ def load_weights(
     return replace(weights, ranks=ranks)
 
 
-def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderWeights:
+def _assemble(reader: "Checker", config: ModelConfig, threads: int) -> DecoderWeights:
     final = "model.final_layernorm" if config.family == "phi" else "model.norm"
     embedding, lm_head = _ends(reader, config)
     with ThreadPoolExecutor(threads, "looseleaf-weights") as pool:
-        names = [f"model.layers.{index}." for index in range(config.num_layers)]
-        layers = tuple(pool.map(lambda name: _layer(reader, config, name), names))
+        layers_of = range(config.num_layers)
+        layers = tuple(pool.map(lambda index: _layer(reader, config, index), layers_of))
     return DecoderWeights(
         embedding, layers, reader.norm(final, config.hidden_size, config), lm_head
     )
 
 
-def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWeight, Projection]:
+def _ends(reader: "Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWeight, Projection]:
     """Embedding and head: one matrix if tied, unless the stored matrices differ."""
     vocab, hidden = config.vocab_size, config.hidden_size
     tied = config.tie_word_embeddings
@@ -147,13 +150,17 @@ def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWe
     return embedding, reader.settle(Projection(head, bias))
 
 
-def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
+def _layer(reader: "Checker", config: ModelConfig, index: int) -> LayerWeights:
+    prefix = f"model.layers.{index}."
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
     norms = _NORM_NAMES.get(config.family, _NormNames())
+    latent = None if config.latent is None else read_latent(reader, config, attention)
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    if config.latent is not None:
+        qkv_names, qkv_sizes = fused_tensors(config)
     up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
     if config.family in _FUSED_GATES:
         up_names, up_sizes = ["gate_up_proj"], [2 * inner]
@@ -163,6 +170,17 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
     down_name = "down_proj" if config.gated_mlp else "fc2"
     cuts = LayerCuts.of(config, reader.shard, fused, len(up_names))
 
+    if config.has_experts(index):
+        (gate_up, down), router = (
+            read_experts(reader, config, prefix),
+            read_router(reader, config, prefix),
+        )
+    else:
+        router, bias = None, config.mlp_bias
+        ups = [mlp + n for n in up_names]
+        gate_up = reader.projection(ups, up_sizes, hidden, bias, cuts.gate_up)
+        down = reader.projection([mlp + down_name], [hidden], inner, bias, cuts.down)
+
     def norm(name: str, exists: bool) -> Norm | None:
         return reader.norm(prefix + name, hidden, config) if exists else None
 
@@ -170,153 +188,37 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         size = size if config.joint_qk_norm else config.head_dim
         return reader.norm(attention + name, size, config) if config.qk_norm else None
 
+    sinks = None
+    if config.sinks:
+        heads: list[tuple[int, ...]] = [(config.num_qo_heads,)]
+        sinks = reader.fused([attention + "sinks"], heads, wide=True, cuts=cuts.sinks)
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
         qkv=reader.projection(
             [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias, cuts.qkv
         ),
         output=reader.projection(
-            [attention + output_name], [hidden], q_size, config.output_bias, cuts.output
+            [attention + output_name], [hidden], config.output_dim, config.output_bias, cuts.output
         ),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
-        gate_up=reader.projection(
-            [mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias, cuts.gate_up
-        ),
-        down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias, cuts.down),
+        gate_up=gate_up,
+        down=down,
+        router=router,
         q_norm=head_norm("q_norm", q_size),
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
+        sinks=sinks,
+        latent=latent,
     )
 
 
-class _Checker:
-    """Checks the tensors that a decoder needs against the headers; reads no data.
-
-    Its tensors have shapes and no memory.
-    """
-
-    _native_norms = False
-
-    def __init__(
-        self,
-        folder: Path,
-        entries: dict[str, TensorEntry],
-        quantization: Quantization | None,
-        shard: Shard | None = None,
-    ) -> None:
-        self._folder, self._entries, self._quantization = folder, entries, quantization
-        self.shard = shard
-        self._used: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def projection(
-        self, names: list[str], sizes: list[int], fan_in: int, bias: bool, cuts: Cuts = None
-    ) -> Projection:
-        matrices = [name + ".weight" for name in names]
-        weight = self.narrow(self.matrix(matrices, sizes, fan_in, cuts))
-        biases, shapes = [name + ".bias" for name in names], [(size,) for size in sizes]
-        # quantized products add their bias in fp32
-        wide = isinstance(weight, QuantizedWeight)
-        added = self.fused(biases, [*shapes], wide=wide, cuts=cuts) if bias else None
-        if cuts and cuts[0].columns is not None and self.shard is not None and self.shard.rank:
-            # the bias of a sum over ranks is added once
-            added = None
-        return self.settle(Projection(weight, added))
-
-    def matrix(
-        self, names: list[str], sizes: list[int], fan_in: int, cuts: Cuts = None
-    ) -> Tensor | QuantizedWeight:
-        """The matrices ``names``, or parts of them, one below the other, in their blocks if all are
-        quantized."""
-        return self.fused(names, [(size, fan_in) for size in sizes], cuts=cuts)
-
-    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
-        """The weight of a layer, quantized if that was asked for."""
-        return weight
-
-    def settle(self, projection: Projection) -> Projection:
-        """``projection`` in its final layout."""
-        return projection
-
-    def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
-        if config.norm_offset:
-            # Transformers adds the offset in fp32 and rounds the norm's result only: bf16 would
-            # round a weight near 1
-            wide = self.fused([name + ".weight"], [(size,)], wide=True)
-            return Norm(wide + config.norm_offset, native=self._native_norms)
-        weight = self.fused([name + ".weight"], [(size,)])
-        if config.norm == "rms":
-            return Norm(weight, native=self._native_norms)
-        return Norm(weight, self.fused([name + ".bias"], [(size,)]))
-
-    def fused(
-        self,
-        names: list[str],
-        shapes: list[tuple[int, ...]],
-        wide: bool = False,
-        cuts: Cuts = None,
-    ) -> Tensor:
-        """The tensors ``names`` of ``shapes``, or parts of them, concatenated along dim 0; in fp32
-        if ``wide``."""
-        stored = {name: self._find(name, shape) for name, shape in zip(names, shapes, strict=True)}
-        missing = [n for n in names if n not in self._entries and stored[n] is None]
-        if missing:
-            raise CorruptCheckpoint(
-                f"{self._folder} lacks {shortened(missing)}; {misfit(self._folder)}"
-            )
-        for name, shape in zip(names, shapes, strict=True):
-            codes = stored[name]
-            if codes is None:
-                self._check(self._entries[name], shape)
-            self._used.update([name] if codes is None else codes.names)
-        return torch.empty((_rows(shapes), *shapes[0][1:]), device="meta")
-
-    def agree(self, first: str, second: str, shape: tuple[int, int]) -> bool:
-        """Whether two matrices have the same values in the model's dtype."""
-        self.fused([first, second], [shape, shape])
-        return True
-
-    def _find(self, name: str, shape: tuple[int, ...]) -> StoredMatrix | None:
-        """The stored form of a quantized matrix."""
-        if len(shape) != 2:
-            return None
-        return find_stored(self._quantization, self._entries, name, (shape[0], shape[1]))
-
-    def check_all_used(self, config: ModelConfig) -> None:
-        ignored = {name for name in self._entries if _IGNORED.match(name)}
-        if self._quantization is not None:
-            ignored |= {n for n in self._entries if n.rpartition(".")[2] in UNUSED}
-        unused = set(self._entries) - self._used - ignored
-        unknown = sorted(self._entries[name].name for name in unused)
-        if unknown:
-            raise CorruptCheckpoint(
-                f"{self._folder} holds tensors that a {config.family} model of this shape has "
-                f"no place for: {shortened(unknown)}; config.json and the weights do not fit "
-                "together"
-            )
-
-    def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
-        if entry.dtype not in FLOATS and not isinstance(entry, BlockEntry):
-            raise UnsupportedModel(
-                f"{self._folder}: {entry.name} is stored as {entry.dtype[:200]} without scales; "
-                "use a checkpoint in float32, float16 or bfloat16, or one with its scales"
-            )
-        if entry.shape != shape:
-            raise CorruptCheckpoint(
-                f"{self._folder}: {entry.name} has shape {list(entry.shape)}, config.json asks "
-                f"for {list(shape)}; config.json and the weights do not fit together"
-            )
-
-
-class _Reader(_Checker):
+class _Reader(Checker):
     """Reads tensors by name into fused tensors. Each thread opens its own files."""
 
     def __init__(
         self,
-        checker: _Checker,
+        checker: Checker,
         dtype: torch.dtype,
         device: torch.device,
         packed: bool,
@@ -349,6 +251,26 @@ class _Reader(_Checker):
         """``projection`` in its final layout; packing copies."""
         is_plain = isinstance(projection.weight, Tensor)
         return pack(projection) if self._packed and is_plain else projection
+
+    def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._read(name)
+
+    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight:
+        if self._device.type == "cuda" and self._dtype.itemsize == 2:
+            matrix = Mxfp4Matrix(codes.to(self._device), scales.to(self._device))
+            return QuantizedWeight([matrix], self._dtype)
+        if self._keeps_blocks and self._device.type == "cpu":
+            return QuantizedWeight.create([gguf_blocks(codes, scales)], self._dtype)
+        whole = torch.empty(len(codes), 2 * codes.shape[1], dtype=self._dtype, device=self._device)
+        # in parts, since values in fp32 take twice the memory
+        for start in range(0, len(codes), _COMPARED_ROWS):
+            rows = slice(start, start + _COMPARED_ROWS)
+            whole[rows] = Mxfp4Matrix(codes[rows], scales[rows]).dequantize()
+        return whole
+
+    def router(self, weight: Tensor) -> Tensor:
+        # a CPU's logits are fp32 products
+        return padded_router(weight.to(self._dtype)) if weight.is_cuda else weight
 
     def matrix(
         self, names: list[str], sizes: list[int], fan_in: int, cuts: Cuts = None
@@ -394,7 +316,7 @@ class _Reader(_Checker):
         each = cuts or [Cut()] * len(names)
         own = [part_shape(shape, cut) for shape, cut in zip(shapes, each, strict=True)]
         dtype = torch.float32 if wide else self._dtype
-        whole = torch.empty((_rows(own), *own[0][1:]), dtype=dtype, device=self._device)
+        whole = torch.empty((rows_of(own), *own[0][1:]), dtype=dtype, device=self._device)
         parts = whole.split([shape[0] for shape in own])
         for part, name, shape, cut in zip(parts, names, shapes, each, strict=True):
             self._copy(name, shape, cut, part)
@@ -456,7 +378,3 @@ class _Reader(_Checker):
                 f"{entry.path} can't be read ({error}); download it again"
             ) from error
         return tensor
-
-
-def _rows(shapes: list[tuple[int, ...]]) -> int:
-    return sum(shape[0] for shape in shapes)

@@ -101,6 +101,7 @@ typedef struct { /* strides in elements; the dims of a head are contiguous */
     const row_t *q, *k, *v;
     kv_t *k_pages, *v_pages;
     row_t *out;
+    const float *sinks; /* of each query head, or NULL */
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, out_row;
     int64_t k_page, k_page_head, v_page, v_page_head;
     int64_t num_queries, num_pages;
@@ -207,11 +208,12 @@ static Fault store_row(const Plan *plan, const Tensors *t, int64_t row) {
     if (is_outside(plan->frame_positions[row], plan->num_angles)) return NO_ANGLE;
     for (int64_t head = 0; head < plan->num_kv_heads; head++) {
         const row_t *k = t->k + row * t->k_row + head * t->k_head;
-        const row_t *v = t->v + row * t->v_row + head * t->v_head;
         kv_t *k_slot = t->k_pages + page * t->k_page + head * t->k_page_head + offset;
         float rotated[HEAD_DIM];
         rotate(k, plan->frame_positions[row], plan, 1.0f, rotated);
         for (int d = 0; d < HEAD_DIM; d++) k_slot[d] = round_kv(rotated[d]);
+        if (t->v_pages == t->k_pages) continue; /* keys are the values */
+        const row_t *v = t->v + row * t->v_row + head * t->v_head;
         kv_t *v_slot = t->v_pages + page * t->v_page + head * t->v_page_head + offset;
 #if KV_TYPE == 3
         for (int d = 0; d < HEAD_DIM; d++) v_slot[d] = round_kv(load_row(v[d]));
@@ -595,6 +597,12 @@ static Fault merge_row(const Plan *plan, const Tensors *t, int64_t row) {
         for (int32_t state = first; state < last; state++) {
             float lse = plan->state_lse[state * heads + head];
             top = lse > top || lse != lse ? lse : top; /* keeps NaN */
+        }
+        if (t->sinks && top != -INFINITY) {
+            /* the state (0, sink) */
+            float sink = t->sinks[head];
+            top = sink > top || sink != sink ? sink : top;
+            total = exp2_fast((sink - top) * LOG2_E);
         }
         for (int32_t state = first; state < last && top != -INFINITY; state++) {
             float lse = plan->state_lse[state * heads + head];

@@ -16,6 +16,7 @@ from looseleaf_lab.cli.bench.fleet import fleet
 from looseleaf_lab.cli.bench.fuse import fuse
 from looseleaf_lab.cli.bench.hosted import hosted
 from looseleaf_lab.cli.bench.http import http
+from looseleaf_lab.cli.bench.hybrids import hybrids
 from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.llamacpp import llamacpp
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
@@ -175,10 +176,17 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
 @click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
 @click.option("--batch-invariant/--no-batch-invariant", default=False)
 @click.option(
+    "--quantize",
+    type=click.Choice(["fp8", "int8", "int4"]),
+    help="codes of the layers' matrices, on a GPU [default: 16 bits]",
+)
+@click.option(
     "--line",
     "lines",
     multiple=True,
-    type=click.Choice(["cached", "cold", "shared", "private", "short", "prefill", "rates"]),
+    type=click.Choice(
+        ["cached", "cold", "shared", "private", "decode", "short", "prefill", "rates"]
+    ),
     help="of the table; may be given several times [default: all]",
 )
 @OUTPUT
@@ -197,7 +205,7 @@ def serving(
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.bench.serving import ServingSizes, ServingVariant, measure
 
-    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    sizes = ServingSizes.of_shape(shape)
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     columns = (
@@ -222,21 +230,27 @@ def serving(
 @click.option("--longest", default=16384, show_default=True, help="keys of the longest case")
 @click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
 @click.option("--head-dim", default=128, show_default=True)
+@click.option("--shape", "model", help="the heads of this model's shape, e.g. deepseek-v2-lite")
 @click.option("--repetitions", default=9, show_default=True)
 @DEVICE
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
 @click.option("--case", "only", multiple=True, help="part of a case's name [default: all cases]")
 @OUTPUT
-def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
+def attention(
+    head_dim: int, model: str | None, device: str, output: Path | None, **sizes: Any
+) -> None:
     """Attention of a layer and its roofline: decode, shared or not, and prefill."""
     import dataclasses
 
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.attention import AttentionConfig, measure, ratios
     from looseleaf_lab.bench.attention_cases import AttentionShape
+    from looseleaf_lab.bench.random_model import model_shape
     from looseleaf_lab.bench.results import show_table
 
     shape = AttentionShape(head_dim=head_dim)
+    if model is not None:
+        shape = AttentionShape.of(model_shape(model))
     config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
     columns = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
 
@@ -248,11 +262,11 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
         rows = collect(measure(config, on_missing, progress), summarize, output, "attention")
     for sentence in ratios(rows):
         click.echo(sentence, err=True)
-    show_table(rows, f"attention: heads of {head_dim}", columns)
+    show_table(rows, f"attention: {model or f'heads of {head_dim}'}", columns)
 
 
 for _command in (
-    agents, fleet, fuse, hits, hosted, http, index, lazy, llamacpp, rate, relay, select,
+    agents, fleet, fuse, hits, hosted, http, hybrids, index, lazy, llamacpp, rate, relay, select,
     tensor_parallel, tiers,
 ):  # fmt: skip
     bench.add_command(_command)
