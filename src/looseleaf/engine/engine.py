@@ -129,9 +129,8 @@ class Engine:
         )
         step_goal = config.step_goal(on_gpu)
         if step_goal is not None:
-            self._scheduler.goal = StepBudget(
-                step_goal, self.tiering.measured_compute_time(), ranks
-            )
+            compute_time = self.tiering.measured_compute_time()
+            self._scheduler.goal = StepBudget(step_goal, compute_time, ranks)
         self._drawing = Drawing(parts.runner.model.device, ranks)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
@@ -159,7 +158,6 @@ class Engine:
             pool=parts.runner.pool,
             sandboxes=self.sandboxes,
             events=self._events,
-            ranks=ranks,
         )
 
     @property

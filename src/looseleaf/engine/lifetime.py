@@ -17,7 +17,6 @@ from looseleaf.engine.kv_events import KvEvents
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import EngineClosed
 from looseleaf.kv.pool import PagePool
-from looseleaf.parallel import Ranks
 from looseleaf.sandbox import Sandbox
 
 P = ParamSpec("P")
@@ -86,11 +85,11 @@ def close(
     pool: PagePool,
     sandboxes: Sequence[Sandbox],
     events: KvEvents | None = None,
-    ranks: Ranks | None = None,
 ) -> None:
     """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
 
     The arguments hold no reference to the engine, which could otherwise never be collected."""
+    ranks = tiering.ranks
     if ranks is not None:
         # the others write to their tiers meanwhile
         ranks.dismiss()

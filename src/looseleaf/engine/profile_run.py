@@ -40,14 +40,14 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
 
     if tiers is None:
         if ranks is not None:
-            return RankTiering(store, measured_compute_time=measured, link=ranks.link)
+            return RankTiering(store, measured_compute_time=measured, ranks=ranks)
         return Tiering(store, measured_compute_time=measured)
     tiers.measure()
     controller = LoadingController(
         tiers, measured(), runner.model.config.num_layers, runner.replayed_rows
     )
     if ranks is not None:
-        return RankTiering(store, tiers, controller, measured, link=ranks.link)
+        return RankTiering(store, tiers, controller, measured, ranks=ranks)
     tiering = Tiering(store, tiers, controller, measured)
     if tiers.shared is not None:
 

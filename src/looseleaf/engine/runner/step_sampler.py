@@ -109,41 +109,8 @@ class Drawing:
     ) -> list[Draw]:
         """The next token of every output. ``on_fault`` is called with each output that fails, and
         ends it. Raises EngineFault for ranks whose ``plan`` of the step differs."""
-        if self.ranks is None:
-            return self._draw(outputs, logits, on_fault)
-        faults = list[tuple[int, Exception]]()
-
-        def note(output: OutputProgress, error: Exception) -> None:
-            faults.append((outputs.index(output), error))
-
-        draws = self._draw(outputs, logits, note) if self.ranks.link.leads else []
-        # after a fault each output is drawn separately
-        indices = [[outputs.index(output) for output in draw.outputs] for draw in draws]
-        sent = [[*range(len(outputs))]] == indices and not faults
-        faulty = self.ranks.link.decide(f"step {plan}", lambda: None if sent else (indices, faults))
-        indices, faults = faulty or ([[*range(len(outputs))]], [])
-        for index, error in faults:
-            on_fault(outputs[index], error)
-        if self.ranks.link.leads:
-            for draw in draws:
-                self.ranks.collectives.broadcast(draw.sampled.token_ids)
-            return draws
-        return [self._received([outputs[n] for n in rows]) for rows in indices]
-
-    def _received(self, outputs: list[OutputProgress]) -> Draw:
-        """The tokens of rank 0 for ``outputs``."""
-        assert self.ranks is not None
-        tokens = torch.empty(len(outputs), dtype=torch.int64, device=self.device)
-        tokens = self.ranks.collectives.broadcast(tokens)
-        return Draw(outputs, SampledTokens(tokens, {}), Arrival.of(tokens))
-
-    def _draw(
-        self,
-        outputs: list[OutputProgress],
-        logits: Float[Tensor, "outputs vocab_size"],
-        on_fault: OnFault,
-    ) -> list[Draw]:
-        """`draw` on this rank."""
+        if plan and self.ranks is not None:
+            return self._draw_on_ranks(outputs, logits, on_fault, plan, self.ranks)
         try:
             sampled = self._sampler.sample(logits, self._batch_of(outputs))
             return [Draw(outputs, sampled, Arrival.of(sampled.token_ids))]
@@ -158,8 +125,43 @@ class Drawing:
             for row, output in enumerate(outputs)
             # a sibling's fault may have ended it
             if not output.finished
-            for draw in self._draw([output], logits[row : row + 1], on_fault)
+            for draw in self.draw([output], logits[row : row + 1], on_fault)
         ]
+
+    def _draw_on_ranks(
+        self,
+        outputs: list[OutputProgress],
+        logits: Float[Tensor, "outputs vocab_size"],
+        on_fault: OnFault,
+        plan: str,
+        ranks: Ranks,
+    ) -> list[Draw]:
+        """`draw` on rank 0, for all ranks."""
+        faults = list[tuple[int, Exception]]()
+
+        def note(output: OutputProgress, error: Exception) -> None:
+            faults.append((outputs.index(output), error))
+
+        draws = self.draw(outputs, logits, note) if ranks.link.leads else []
+        # after a fault each output is drawn separately
+        indices = [[outputs.index(output) for output in draw.outputs] for draw in draws]
+        sent = [[*range(len(outputs))]] == indices and not faults
+        faulty = ranks.link.decide(f"step {plan}", lambda: None if sent else (indices, faults))
+        indices, faults = faulty or ([[*range(len(outputs))]], [])
+        for index, error in faults:
+            on_fault(outputs[index], error)
+        if ranks.link.leads:
+            for draw in draws:
+                ranks.collectives.broadcast(draw.sampled.token_ids)
+            return draws
+        return [self._received([outputs[n] for n in rows]) for rows in indices]
+
+    def _received(self, outputs: list[OutputProgress]) -> Draw:
+        """The tokens of rank 0 for ``outputs``."""
+        assert self.ranks is not None
+        tokens = torch.empty(len(outputs), dtype=torch.int64, device=self.device)
+        tokens = self.ranks.collectives.broadcast(tokens)
+        return Draw(outputs, SampledTokens(tokens, {}), Arrival.of(tokens))
 
     def _batch_of(self, outputs: list[OutputProgress]) -> SamplingBatch:
         if self._batch is None or self._outputs != outputs:

@@ -15,13 +15,18 @@ from looseleaf.prompt.placements import DocumentUse
 from looseleaf.tiers import LoadState, PageExport
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class RankTiering(Tiering):
     """The tiering of one rank. Steps do not wait for loads layer by layer, where a load that fails
     on one rank would leave the others waiting."""
 
-    link: Link
     layerwise: bool = False
+
+    @property
+    def link(self) -> Link:
+        """The messages between the ranks."""
+        assert self.ranks is not None, "a rank has ranks beside it"
+        return self.ranks.link
 
     def balance(self, fuse: Fuse, sequence: Sequence) -> tuple[Fuse, float] | None:
         # the first measurement is a pass of all ranks

@@ -17,6 +17,7 @@ from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.engine.tiering.load_controller import LoadingController, timed
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.parallel import Ranks
 from looseleaf.prompt.placements import DocumentUse
 from looseleaf.tiers import Claims, Load, LoadState, PagedSegment, PageExport, Tiers
 
@@ -49,6 +50,7 @@ class Tiering:
     arriving: dict[Segment, Load] = field(default_factory=dict)
     leaving: list[Leaving] = field(default_factory=list)
     claims: Claims | None = None
+    ranks: Ranks | None = None
     # whether an idle step may wait for loads layer by layer
     layerwise: bool = True
     # documents read from the pool since the last write to the tiers
