@@ -36,6 +36,7 @@ from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.parallel import Ranks
 from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
@@ -46,6 +47,28 @@ MODEL_SHAPES = {
         intermediate_size=14_336,
         num_layers=32,
         num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rope=RopeConfig(
+            head_dim=128,
+            rotary_dim=128,
+            theta=500_000.0,
+            law="llama3",
+            factor=8.0,
+            max_position_embeddings=131_072,
+            original_max_position_embeddings=8192,
+        ),
+        max_position_embeddings=131_072,
+        norm_eps=1e-5,
+        torch_dtype="bfloat16",
+    ),
+    "llama-3.1-70b": ModelConfig(
+        family="llama",
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_layers=80,
+        num_qo_heads=64,
         num_kv_heads=8,
         head_dim=128,
         rope=RopeConfig(
@@ -267,6 +290,25 @@ def random_engine(
     return make_engine(loaded, config)
 
 
+def random_rank(
+    shape: str, quantize: Quantize | None, config: EngineConfig, ranks: Ranks | None = None
+) -> Engine:
+    """An engine over random weights, one of ``ranks`` or the only one. Prompts must be token ids.
+
+    ``quantize`` narrows the matrices of layers on a GPU."""
+    model, folder, device = model_shape(shape), reference_model(), torch.device(config.device)
+    length = config.max_model_len or model.max_position_embeddings
+    local = model.frozen_at(length)
+    if ranks is not None:
+        ranks.shard.require(local)
+        local = ranks.shard.local(local)
+    dtype = getattr(torch, model.torch_dtype)
+    weights = random_weights(local, dtype, device, quantize=quantize, ranks=ranks)
+    tokenizer, name = Tokenizer(folder), f"random {shape}".encode()
+    loaded = LoadedModel(folder, local, Decoder(local, weights), tokenizer, name, length)
+    return make_engine(loaded, config)
+
+
 def _mxfp4(rows: int, columns: int, dtype: torch.dtype, generator: torch.Generator) -> Projection:
     """Experts in MXFP4, with values of about ``columns ** -0.5``."""
     device = generator.device
@@ -341,12 +383,14 @@ def random_weights(
     device: torch.device,
     blocks: str | None = None,
     quantize: Quantize | None = None,
+    ranks: Ranks | None = None,
 ) -> DecoderWeights:
     """Normal weights with outputs of order 1; norms have weight 1, biases and sinks are 0.
 
     Experts of a model in MXFP4 are in that format: on a GPU in the checkpoint's bytes, on a CPU in
     blocks. With ``blocks``, all matrices are quantized in that GGUF format, and activations are
-    ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes."""
+    ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes. With ``ranks``,
+    ``model`` is that of one rank, which has its share of the vocabulary."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, law = model.hidden_size, model.experts
     features = fused_features(model)
@@ -403,9 +447,16 @@ def random_weights(
         )
         for layer in range(model.num_layers)
     )
+<<<<<<< HEAD
     layers = tuple(_with_biases(layer, model, device) for layer in layers)
+=======
+    vocabulary = model.vocab_size
+    if ranks is not None:
+        own = ranks.shard.vocabulary(vocabulary)
+        vocabulary = own.stop - own.start
+>>>>>>> tensor
     if blocks is not None:
-        quantized = random_quantized(model.vocab_size, hidden)
-        return DecoderWeights(quantized, layers, norm(), Projection(quantized))
-    head = pack(Projection(random_weight(model.vocab_size, hidden)))
-    return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)
+        quantized = random_quantized(vocabulary, hidden)
+        return DecoderWeights(quantized, layers, norm(), Projection(quantized), ranks)
+    head = pack(Projection(random_weight(vocabulary, hidden)))
+    return DecoderWeights(random_weight(vocabulary, hidden), layers, norm(), head, ranks)
