@@ -447,14 +447,11 @@ def random_weights(
         )
         for layer in range(model.num_layers)
     )
-<<<<<<< HEAD
     layers = tuple(_with_biases(layer, model, device) for layer in layers)
-=======
     vocabulary = model.vocab_size
     if ranks is not None:
         own = ranks.shard.vocabulary(vocabulary)
         vocabulary = own.stop - own.start
->>>>>>> tensor
     if blocks is not None:
         quantized = random_quantized(vocabulary, hidden)
         return DecoderWeights(quantized, layers, norm(), Projection(quantized), ranks)
