@@ -2,11 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from looseleaf.config import ServerConfig
+from looseleaf.models import Tokenizer
+from looseleaf.server.errors import ApiError
+from looseleaf.server.protocol.chat import ChatRequest
+from looseleaf.server.schema_limits import require_small
+from looseleaf.server.tools.choice import tool_grammar
 from looseleaf.server.tools.forms import Signature
 from looseleaf.server.tools.registry import PARSERS
+from tests.clients.scripted import write_checkpoint
 from tests.engine.schema_walks import RandomModel, fits
 
 SCHEMAS = {
@@ -67,3 +75,15 @@ def test_a_trigger_begins_its_block(name: str, template: str) -> None:
 def test_forms_without_a_grammar_say_so() -> None:
     without = {name for name, parser in PARSERS.items() if parser.block(SIGNATURES, "") is None}
     assert without == {"gemma", "glm", "pythonic"}
+
+
+def test_definitions_above_the_limits_are_free_under_auto_only(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    tokenizer, few = Tokenizer(tmp_path), ServerConfig(max_schema_properties=1)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMAS["f"]}}]
+    fields = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    auto, forced = ChatRequest(**fields), ChatRequest(**fields, tool_choice="required")
+    assert tool_grammar(auto, tokenizer, few) is None
+    assert tool_grammar(auto, tokenizer, ServerConfig()) is not None
+    with pytest.raises(ApiError, match="2 properties"):
+        require_small(tool_grammar(forced, tokenizer, few), few)
