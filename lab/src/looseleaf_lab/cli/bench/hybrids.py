@@ -26,7 +26,7 @@ from looseleaf_lab.errors import INSTALL
 @click.option("--family", "families", multiple=True, help="of tiny models; may be repeated")
 @OUTPUT
 def hybrids(
-    parts: tuple[Any, ...], families: tuple[str, ...], output: Path | None, **sizes: Any
+    parts: tuple[str, ...], families: tuple[str, ...], output: Path | None, **sizes: Any
 ) -> None:
     """Composed states against recurrences, and bytes and work of maps, for Qwen3-Next and others.
 
