@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-FAMILIES = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
+_DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
+EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
+FAMILIES = (*_DENSE, *EXPERT_FAMILIES)
 ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4")
 """One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
 RoPE laws by layer, a part of the head rotated. The others differ in products and norms only."""
@@ -40,7 +42,7 @@ _SHAPE = {
     "pad_token_id": None,
     "attn_implementation": "eager",
 }
-_FRACTIONS = {"phi": 0.5, "phi3": 0.75, "glm": 0.5, "glm4": 0.5}
+_FRACTIONS = {"phi": 0.5, "phi3": 0.75, "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5}
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
@@ -65,6 +67,26 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"attention_bias": True, "mlp_bias": True},
         **{"embedding_multiplier": 3.0, "residual_multiplier": 0.7},
         **{"attention_multiplier": 0.4, "logits_scaling": 0.25},
+    },
+    "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW, "head_dim": 24},
+    "qwen2_moe": {
+        **{"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        **{"shared_expert_intermediate_size": 64, "mlp_only_layers": [0]},
+        **{"use_sliding_window": True, "sliding_window": WINDOW},
+    },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
+    "glm4_moe": {
+        **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+        **{"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "head_dim": 32},
+        **{"use_qk_norm": True, "attention_bias": True},
+    },
+    "granitemoe": {
+        **{"num_local_experts": 4, "attention_bias": True, "embedding_multiplier": 3.0},
+        **{"residual_multiplier": 0.7, "attention_multiplier": 0.4, "logits_scaling": 0.25},
+    },
+    "qwen3_moe": {
+        **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+        **{"head_dim": 32, "mlp_only_layers": [1]},
     },
 }
 
@@ -111,6 +133,9 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
         spread = 0.3 if name.endswith(("norm.weight", "bias")) else 0.6 * weight.shape[-1] ** -0.5
         noise = torch.randn(weight.shape, generator=generator) * spread
         weight.data = noise + 1 if name.endswith("norm.weight") else noise
+    for name, value in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
     return model
 
 

@@ -138,7 +138,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listing]:
     hidden = ReadSpan(pages, 0, rows, 0, warming._bitmap(again, rows))
     variants = (ReadSpan(pages, 0, rows, 0),), (hidden, patch)
     slots = torch.zeros(rows, dtype=torch.int64)
-    warming._launch_spans(attention, [rows, warming._SHORT[0]], variants, slots)
+    warming._span_launches(attention, [rows, warming._SHORT[0]], variants, slots)
     yield planner
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from looseleaf import LLM, Document, SamplingParams
+from looseleaf import LLM, Document, Fuse, RequestOutput, SamplingParams, Select
 from looseleaf.config import Quantize
 from looseleaf.models import read_config
 from looseleaf.models.checkpoint.weights import load_weights
@@ -76,7 +76,41 @@ def test_reused_documents_give_the_answer_of_computed_ones(tmp_path: Path, kind:
         )
         assert again.reuse.document_tokens_computed == 0
         assert other.reuse.document_tokens_computed == 0
-        for cold, warm in zip(first.outputs[0].logprobs, again.outputs[0].logprobs, strict=True):
-            assert cold[0].logprob == pytest.approx(warm[0].logprob, abs=0.1)
-            if cold[0].token_id != warm[0].token_id:
-                break
+        assert_agree(first, again)
+
+
+def assert_agree(one: RequestOutput, other: RequestOutput) -> None:
+    """Equal log-probabilities up to the first other token."""
+    for first, second in zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+        assert first[0].logprob == pytest.approx(second[0].logprob, abs=0.1)
+        if first[0].token_id != second[0].token_id:
+            break
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_blends_whole_selections_and_tiers_change_no_answer(
+    tmp_path: Path, kind: Quantize
+) -> None:
+    make_checkpoint(tmp_path, "llama", max_position_embeddings=2048, **SHAPE)
+    texts = [f"document {n} " * 40 for n in range(3)]
+    documents = [Document(text) for text in texts]
+    params = SamplingParams(max_tokens=8, temperature=0.0, logprobs=1)
+    options = {"device": "cuda", "dtype": "bfloat16", "quantize": kind}
+    with LLM(tmp_path, host_gib=0.05, staging_gib=0.01, **options) as llm:
+
+        def answer(prompt: list[str | Document], **how: object) -> RequestOutput:
+            return llm.generate([prompt], params, **how)[0]
+
+        whole = answer([*(Document(text, context="prompt") for text in texts), "end"])
+        blended = answer([*documents, "end"], fuse=Fuse("first", ratio=1.0))
+        assert_agree(whole, blended)
+        reused = answer([*documents, "end"])
+        selected = answer([*documents, "end"], select=Select("quest", tokens=4096))
+        assert_agree(reused, selected)
+        assert llm.engine.tiers.flush(60)
+        llm.engine.tiering.release_pages()
+        llm.engine.store.evict_idle()
+        loaded = answer([*documents, "end"])
+        assert loaded.reuse.document_tokens_computed == 0
+        assert_agree(reused, loaded)
+        llm.engine.check()

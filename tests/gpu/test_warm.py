@@ -52,6 +52,19 @@ def _compiled():
     return counts
 
 
+def test_the_rehearsal_finds_the_kernels_of_the_warmup():
+    """Kernels that it misses would compile one after another."""
+    device = torch.device("cuda")
+    settings = EngineConfig(device="cuda", max_model_len=4096, cache=CacheConfig(num_pages=6000))
+    engine = random_engine("small", settings, device)
+    _forget_kernels()
+    engine.runner._compile_kernels(lambda *_: None)
+    ahead = _compiled()
+    assert ahead.total() > 10
+    engine.runner.warm_up()
+    assert _compiled() == ahead
+
+
 def test_a_mix_of_requests_compiles_no_kernel_once_the_engine_is_warm():
     device = torch.device("cuda")
     # the kernels of that generation want heads of 64 in 16 bits, tiles of 128

@@ -66,7 +66,9 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
     assert worst(logits_in_chunks(decoder, tokens, [40, 8]), reference) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "glm4", "granite", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["gemma2", "gemma3_text", "glm4", "granite", "olmo2", "qwen3_moe", "glm4_moe"]
+)
 def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path) -> None:
     exact = make_model(family)
     # weights that are numbers of 16 bits, so that their own rounding is no error

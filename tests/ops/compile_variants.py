@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from looseleaf.config import ExpertConfig
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
@@ -36,6 +37,16 @@ from looseleaf.ops.dense.split_linear.kernel import (
     split_linear_triton,
     whole_linear_triton,
 )
+from looseleaf.ops.experts.group.kernel import (
+    _count_kernel,
+    _group_few_kernel,
+    _place_kernel,
+    _sum_kernel,
+)
+from looseleaf.ops.experts.mlp import rows_of_kernels
+from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
+from looseleaf.ops.experts.route import Routes
+from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
 from looseleaf.ops.fetch_numbers import num_blocks
 from looseleaf.ops.fetch_numbers.kernel import (
     _fetch_numbers_kernel,
@@ -264,8 +275,40 @@ def compiled_scaled() -> Iterator[Compiled]:
                 out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
                 launch_scaled(x, matrix, out, chained=True, words=True)
             scaled_linear_triton(x.half(), matrix)
-            launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+            if kind != "int4":
+                launch_vectors(x[:1], matrix, out[:, :1], chained=True)
         quantize_rows_triton(x)
+    yield from found
+
+
+def compiled_experts() -> Iterator[Compiled]:
+    """Routers of both laws, and grouped products by tiles of all sizes."""
+    laws = (
+        ExpertConfig(128, 8, 768),
+        ExpertConfig(
+            **{"num_experts": 256, "top_k": 8, "intermediate_size": 768, "scoring": "sigmoid"},
+            **{"selection_bias": True, "num_groups": 8, "top_groups": 4, "num_shared": 1},
+        ),
+        ExpertConfig(60, 4, 768, normalized=False, num_shared=4, shared_gate=True),
+    )
+    routing = (_route_kernel, _group_few_kernel, _count_kernel, _sum_kernel, _place_kernel)
+    with compiling(*routing, _gate_kernel, _down_kernel) as found:
+        for law in laws:
+            bias = torch.zeros(law.num_experts) if law.selection_bias else None
+            for logits in (torch.zeros(4, 8, 320), torch.zeros(100, 320)):
+                route_triton(logits, law, bias)
+        hidden, inner, slots, experts = 2048, 768, 8, 2
+        gate_up = torch.zeros(experts * 2 * inner, hidden, dtype=torch.bfloat16)
+        down = torch.zeros(experts * hidden, inner, dtype=torch.bfloat16)
+        for rows in (*rows_of_kernels(slots, experts), 200):
+            x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
+            pairs = torch.zeros(rows, slots, dtype=torch.int32)
+            routes = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(x, gate_up, down, routes, experts, "silu", (None, None))
+        biases = torch.zeros(len(gate_up)), torch.zeros(len(down))
+        expert_mlp_triton(x.half(), gate_up.half(), down.half(), routes, experts, "gelu", biases)
+        wide = x.float(), gate_up.float(), down.float()
+        expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found
 
 
@@ -318,5 +361,7 @@ if __name__ == "__main__":
         print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
     for kernel in compiled_scaled():
         print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
+    for kernel in compiled_experts():
+        print(json.dumps({"shape": "experts"} | asdict(kernel)), flush=True)
     for kernel in (*compiled_hopper(64), *compiled_groups(14)):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

@@ -11,6 +11,7 @@ from looseleaf.config.engine import (
     Quantize,
     SchedulerConfig,
 )
+from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import ModelConfig, Quantization, RopeConfig, RopeLaw
@@ -33,6 +34,7 @@ __all__ = [
     "EVICTING",
     "EngineConfig",
     "EvaluatedSelector",
+    "ExpertConfig",
     "Fuse",
     "FuseSelector",
     "GroupRule",

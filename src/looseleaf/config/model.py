@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.option import require, require_each
 
 RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -63,7 +64,8 @@ class ModelConfig:
     their inputs are not normalised (OLMo 2). ``norm_offset`` is added to the stored weights of
     norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
-    division by ``logits_scaling``; 0 means no cap.
+    division by ``logits_scaling``; 0 means no cap. Layers with ``experts`` have no other MLP; dense
+    ones have ``intermediate_size``.
     ``quantization`` is None if all tensors are plain."""
 
     family: str
@@ -101,6 +103,7 @@ class ModelConfig:
     final_soft_cap: float = 0.0
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
+    experts: ExpertConfig | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -114,6 +117,10 @@ class ModelConfig:
         )
         forms = {(r.head_dim, r.rotary_dim, r.interleaved) for r in self.layer_ropes}
         require(len(forms) < 2, "every layer must rotate the same pairs of dims, or by angles of 0")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the MLP of ``layer`` is a mixture of experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def rope_of(self, layer: int) -> RopeConfig:
         """The RoPE law of ``layer``."""

@@ -39,10 +39,13 @@ class Replayable(Protocol):
 
 
 class Captures:
-    """Captures work on one device; the graphs share their memory."""
+    """Captures work on one device; the graphs share their memory.
 
-    def __init__(self, device: torch.device) -> None:
+    A rehearsal computes nothing: launches are recorded, and the graphs are useless."""
+
+    def __init__(self, device: torch.device, *, rehearsal: bool = False) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._rehearsal = rehearsal
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
@@ -63,9 +66,10 @@ class Captures:
         side, cutting = self._side, _Cutting(starts, self._pool)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            # compiles kernels and allocates, which a capture must not do
-            run(lambda attend: attend)
-            rewind()
+            if not self._rehearsal:
+                # compiles kernels and allocates, which a capture must not do
+                run(lambda attend: attend)
+                rewind()
             torch.cuda.synchronize(self._device)
             # the graph's own memory is new; the cache can't be emptied during a capture
             torch.cuda.empty_cache()

@@ -105,18 +105,21 @@ class _Graph:
 
 @dataclass(eq=False)
 class StepGraphs:
-    """The decode graphs of one model over one pool, captured at their first use."""
+    """The decode graphs of one model over one pool, captured at their first use.
+
+    Graphs of a ``rehearsal`` are useless, see `Captures`."""
 
     model: Decoder
     attention: PagedAttention
     max_num_seqs: int
+    rehearsal: bool = False
     replays: int = 0
     _graphs: dict[GraphKey, _Graph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         device = self.model.device
         self._previous = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
-        self._captures = Captures(device)
+        self._captures = Captures(device, rehearsal=self.rehearsal)
 
     @property
     def num_captured(self) -> int:

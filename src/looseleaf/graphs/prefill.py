@@ -58,6 +58,7 @@ class PassGraphs:
 
     model: Decoder
     attention: PagedAttention
+    rehearsal: bool = False
     replays: int = 0
     _passes: dict[PassKey, Pass] = field(default_factory=dict)
     # recorded when the latest pass has copied its numbers; the host then writes the next ones
@@ -65,7 +66,7 @@ class PassGraphs:
 
     def __post_init__(self) -> None:
         self._rows = RowBuffer(MAX_ROWS, self.model.device)
-        self._captures = Captures(self.model.device)
+        self._captures = Captures(self.model.device, rehearsal=self.rehearsal)
         self._fetched = torch.cuda.Event()
 
     @property

@@ -5,12 +5,15 @@ knows the position of each row. So one forward pass serves prefill, decode and b
 """
 
 from collections.abc import Container
+from copy import copy
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
+from looseleaf.models.experts import apply_experts
 from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
 from looseleaf.models.layers import (
     DecoderWeights,
@@ -18,6 +21,7 @@ from looseleaf.models.layers import (
     Stream,
     add_branch,
     add_projected,
+    add_summands,
     apply_gated,
     apply_norm,
     norm_heads,
@@ -56,6 +60,12 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.embedding.dtype
+
+    def first_layers(self, count: int) -> "Decoder":
+        """The model without its layers from ``count`` on, over the same weights."""
+        short = copy(self)
+        short.weights = replace(self.weights, layers=self.weights.layers[:count])
+        return short
 
     @torch.inference_mode()
     def forward(
@@ -135,6 +145,9 @@ class Decoder:
             stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
         if not config.parallel_residual:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
+        if layer.router is not None:
+            branch = apply_experts(normed, layer, config)
+            return add_summands(stream, branch, layer.down_norm, config)
         inner = apply_gated(normed, layer.gate_up, config)
         if self._plain:
             return add_projected(stream, inner, layer.down)

@@ -104,6 +104,8 @@ def _head_stages(layer: LayerWeights) -> list[Stage]:
 def _branch_stages(layer: LayerWeights) -> list[Stage]:
     """Attention's projection and the MLP; empty if the layer has none of this kind."""
     norm = layer.mlp_norm
+    if layer.router is not None:
+        return []
     output, down = _native_weight(layer.output), _native_weight(layer.down)
     gate_up = _native_weight(layer.gate_up, norm)
     if norm is None or output is None or down is None or gate_up is None:

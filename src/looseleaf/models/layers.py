@@ -46,9 +46,22 @@ class Norm(NamedTuple):
     native: bool = False
 
 
+class Router(NamedTuple):
+    """The router of a layer of experts: ``weight [logits, hidden_size]`` and biases in fp32.
+
+    The weight has a row per expert, then one of the shared experts' gate if there is one. On a GPU
+    rows of zeros follow."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    selection_bias: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
+    With a ``router``, ``gate_up`` and ``down`` have the matrices of all experts, one below the
+    other.
 
     ``input_norm`` and ``mlp_norm`` are None without a norm before attention or MLP. ``mlp_norm`` is
     also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
@@ -66,6 +79,7 @@ class LayerWeights:
     k_norm: Norm | None = None
     output_norm: Norm | None = None
     down_norm: Norm | None = None
+    router: Router | None = None
 
 
 @dataclass(frozen=True)
@@ -111,9 +125,16 @@ def add_branch(
     """As `add_projected`, with the product normed by ``norm`` and times the model's multiplier."""
     few = hidden.is_cuda and len(hidden) <= _FEW_ROWS
     branch = _summands(hidden, projection) if few else project(hidden, projection)
+    return add_summands(stream, branch, norm, config)
+
+
+def add_summands(stream: Stream, branch: Tensor, norm: Norm | None, config: ModelConfig) -> Stream:
+    """The stream plus ``branch``, which may have a leading dim of parts, left pending.
+
+    The sum of the parts is normed by ``norm`` and times the model's multiplier."""
     if norm is not None:
         # the norm needs the sum of the parts
-        branch = _normed(_whole(branch, hidden.dtype), norm, config)
+        branch = _normed(_whole(branch, stream.total.dtype), norm, config)
     if config.residual_multiplier != 1.0:
         branch = branch * config.residual_multiplier
     return Stream(stream.settled(), branch)

@@ -114,6 +114,17 @@ class QuantizedWeight:
         out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=self.dtype)
         return part.multiply(x, out, gated=True)
 
+    def part(self, features: slice) -> "QuantizedWeight":
+        """Neighbouring features of a weight with one part, which share its memory."""
+        (whole,) = self.parts
+        if isinstance(whole, BlockMatrix):
+            cut: Part = BlockMatrix(whole.layout.name, whole.blocks[features])
+        elif isinstance(whole, PackedMatrix):
+            cut = whole.part(features)
+        else:
+            cut = whole.rows(features)
+        return QuantizedWeight([cut], self.dtype)
+
     def rows(self, numbers: Int[Tensor, " rows"]) -> Float[Tensor, "rows columns"]:
         """Rows by number, of a weight with one part."""
         (part,) = self.parts

@@ -22,9 +22,10 @@ from looseleaf_lab.errors import BenchmarkRefused
 CPU = torch.device("cpu")
 
 
-def test_every_line_is_measured_beside_its_floor() -> None:
-    rows = list(measure("tiny", ServingSizes.small(), CPU))
-    assert len(rows) == 7 + 1
+@pytest.mark.parametrize("shape", ["tiny", "tiny-experts"])
+def test_every_line_is_measured_beside_its_floor(shape: str) -> None:
+    rows = list(measure(shape, ServingSizes.of_shape(shape), CPU))
+    assert len(rows) == 7 + 1 + 2
     assert len({tuple(row) for row in rows}) == 1
     for row in rows:
         assert 0 < row["looseleaf_low"] <= row["looseleaf"] <= row["looseleaf_high"]
@@ -134,3 +135,15 @@ def test_a_variant_is_what_the_engine_is_made_with_and_stands_in_its_rows() -> N
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"llama-3\.1-8b"):
         Workbench.create("unheard-of", ServingSizes.small(), CPU)
+
+
+def test_a_floor_counts_the_bytes_of_quantized_weights() -> None:
+    sizes = ServingSizes.small()
+    wide = Workbench.create("tiny", sizes, CPU)
+    ceilings = dataclasses.replace(wide.ceilings, flops_per_second=1e30)
+    narrow = Workbench.create("tiny", sizes, CPU, ServingVariant(quantize="int8"))
+    floors = []
+    for bench in (wide, narrow):
+        bench.ceilings = ceilings
+        floors.append(bench.floor(1, 0, 0))
+    assert 0.25 < floors[1] / floors[0] < 0.9

@@ -2,18 +2,22 @@
 
 For speed only: the answers of a random model are meaningless."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from looseleaf.config import EngineConfig, ModelConfig, RopeConfig
+from looseleaf.config import EngineConfig, ExpertConfig, ModelConfig, Quantize, RopeConfig
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
-from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
+from looseleaf.models.checkpoint.expert_tensors import padded_router
+from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm, Router
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
+from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
 from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
@@ -38,6 +42,21 @@ MODEL_SHAPES = {
         max_position_embeddings=131_072,
         norm_eps=1e-5,
         torch_dtype="bfloat16",
+    ),
+    "qwen3-30b-a3b": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=48,
+        num_qo_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        rope=RopeConfig(head_dim=128, rotary_dim=128, theta=1e6, max_position_embeddings=40_960),
+        max_position_embeddings=40_960,
+        qk_norm=True,
+        torch_dtype="bfloat16",
+        experts=ExpertConfig(num_experts=128, top_k=8, intermediate_size=768),
     ),
     "smollm2-135m": ModelConfig(
         family="llama",
@@ -67,6 +86,20 @@ MODEL_SHAPES = {
         rope=RopeConfig(head_dim=64, rotary_dim=64),
         max_position_embeddings=32_768,
     ),
+    "tiny-experts": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(head_dim=16, rotary_dim=16),
+        max_position_embeddings=4096,
+        qk_norm=True,
+        experts=ExpertConfig(num_experts=8, top_k=2, intermediate_size=32, dense_layers=(0,)),
+    ),
     "tiny": ModelConfig(
         family="llama",
         vocab_size=512,
@@ -89,13 +122,15 @@ def model_shape(name: str) -> ModelConfig:
     return MODEL_SHAPES[name]
 
 
-def random_decoder(shape: str, device: torch.device) -> Decoder:
+def random_decoder(shape: str, device: torch.device, quantize: Quantize | None = None) -> Decoder:
     """A model with random weights in the shape's dtype; several engines may share it.
 
-    Raises InvalidOption for a shape that is not in `MODEL_SHAPES`.
+    ``quantize`` narrows the matrices of layers, as the engine's option does. Raises InvalidOption
+    for a shape that is not in `MODEL_SHAPES`.
     """
     model = model_shape(shape)
-    return Decoder(model, random_weights(model, getattr(torch, model.torch_dtype), device))
+    dtype = getattr(torch, model.torch_dtype)
+    return Decoder(model, random_weights(model, dtype, device, quantize=quantize))
 
 
 def random_engine(
@@ -118,13 +153,18 @@ def random_engine(
 
 
 def random_weights(
-    model: ModelConfig, dtype: torch.dtype, device: torch.device, blocks: str | None = None
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: str | None = None,
+    quantize: Quantize | None = None,
 ) -> DecoderWeights:
     """Normal weights with outputs of order 1; norms have weight 1. No biases.
 
-    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``."""
+    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``.
+    With ``quantize``, matrices of layers are narrowed to these codes."""
     generator = torch.Generator(device).manual_seed(0)
-    hidden, inner = model.hidden_size, model.intermediate_size
+    hidden, law = model.hidden_size, model.experts
     q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
 
     def random_weight(rows: int, columns: int) -> Tensor:
@@ -135,27 +175,46 @@ def random_weights(
         assert blocks is not None
         return QuantizedWeight.create([normal_blocks(blocks, rows, columns)], dtype)
 
-    def norm() -> Norm:
-        ones = torch.ones(hidden, dtype=dtype, device=device)
+    def norm(size: int = hidden) -> Norm:
+        ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
 
-    def projection(rows: int, columns: int) -> Projection:
+    def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
             return Projection(random_quantized(rows, columns))
-        return pack(Projection(random_weight(rows, columns)))
+        if quantize is not None:
+            narrowed = quantize_matrix(random_weight(rows, columns), quantize)
+            return Projection(QuantizedWeight([narrowed.laid_out()], dtype))
+        plain = Projection(random_weight(rows, columns))
+        return pack(plain) if packs else plain
 
+    def mlp(layer: int) -> dict[str, Any]:
+        if law is None or not model.has_experts(layer):
+            inner = model.intermediate_size
+            return {"gate_up": projection(2 * inner, hidden), "down": projection(hidden, inner)}
+        count, inner = law.num_stored, law.intermediate_size
+        router = random_weight(law.num_experts, hidden)
+        return {
+            "gate_up": projection(count * 2 * inner, hidden, packs=False),
+            "down": projection(count * hidden, inner, packs=False),
+            "router": Router(padded_router(router) if router.is_cuda else router.float()),
+        }
+
+    head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
             qkv=projection(q_size + 2 * kv_size, hidden),
             output=projection(hidden, q_size),
             mlp_norm=norm(),
-            gate_up=projection(2 * inner, hidden),
-            down=projection(hidden, inner),
+            **mlp(layer),
+            q_norm=head_norm,
+            k_norm=head_norm,
         )
-        for _ in range(model.num_layers)
+        for layer in range(model.num_layers)
     )
-    head = projection(model.vocab_size, hidden)
-    if isinstance(head.weight, QuantizedWeight):
-        return DecoderWeights(head.weight, layers, norm(), head)
+    if blocks is not None:
+        quantized = random_quantized(model.vocab_size, hidden)
+        return DecoderWeights(quantized, layers, norm(), Projection(quantized))
+    head = pack(Projection(random_weight(model.vocab_size, hidden)))
     return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)

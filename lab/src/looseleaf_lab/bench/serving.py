@@ -4,6 +4,7 @@ Prompts are random token ids, so tokenizing is not timed. Outputs have a fixed l
 is greedy. A time to first token runs from the call that adds a request to the step that returns its
 token. A time per output token averages steps in which all requests of the batch decode. Floors
 count the minimal reads and products: weights once a step, every distinct key and value once a step.
+Products count at the rate of the model's dtype, so prompts by FP8 products can pass their floor.
 """
 
 import gc
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
+from looseleaf.config import CacheConfig, EngineConfig, Quantize, SchedulerConfig
 from looseleaf.config.engine import AttentionCosts, KvDType
 from looseleaf.engine.engine import Engine
 from looseleaf.engine.progress import RequestProgress
@@ -24,8 +25,9 @@ from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPar
 from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.bench.attention import require_right
 from looseleaf_lab.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf_lab.bench.layer_work import layer_work
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_engine
+from looseleaf_lab.bench.random_model import model_shape, random_decoder, random_engine
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.timing import Samples
 
@@ -57,6 +59,13 @@ class ServingSizes:
             short_prompt=20, short_output=5, output=12, repetitions=1, rates=(50.0,), arrivals=6,
         )  # fmt: skip
 
+    @classmethod
+    def of_shape(cls, shape: str) -> "ServingSizes":
+        """Sizes whose pages and weights fit in 80 GB together, and toy sizes for toy shapes."""
+        if shape.startswith("tiny"):
+            return cls.small()
+        return cls(cold=4, short_prompts=96) if shape == "qwen3-30b-a3b" else cls()
+
     @property
     def pages(self) -> int:
         """Pages of 16 tokens for the largest line, with a margin; lines run one at a time."""
@@ -74,12 +83,14 @@ class ServingVariant:
     attention_costs: AttentionCosts = "built-in"
     kv_dtype: KvDType = "auto"
     batch_invariant: bool = False
+    quantize: Quantize | None = None
 
     @property
     def changes(self) -> list[str]:
         """Labels of the options that differ from the defaults."""
         changes = ["measured costs"] if self.attention_costs == "measured" else []
         changes += ["fp8 pages"] if self.kv_dtype == "fp8" else []
+        changes += [] if self.quantize is None else [f"{self.quantize} weights"]
         return changes + (["batch-invariant"] if self.batch_invariant else [])
 
 
@@ -126,7 +137,8 @@ class Workbench:
         )
         ceilings = measure_ceilings(device, getattr(torch, model_shape(shape).torch_dtype))
         name = ", ".join([shape, "random", *variant.changes])
-        return cls(name, random_engine(shape, config, device), ceilings, sizes)
+        decoder = random_decoder(shape, device, variant.quantize)
+        return cls(name, random_engine(shape, config, device, decoder), ceilings, sizes)
 
     def text(self, length: int) -> TextPart:
         vocab = self.engine.runner.model.config.vocab_size
@@ -173,17 +185,13 @@ class Workbench:
         ``scores`` row-key scores."""
         model = self.engine.runner.model
         shape, weights = model.config, model.weights
-        per_layer = (
-            w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up)
-        )
-        matrices = sum(w.weight.numel() for w in per_layer)
-        matrices += sum(layer.down.weight.numel() for layer in weights.layers)
-        head = weights.lm_head.weight.numel()
+        work = layer_work(weights.layers, shape, rows)
         attention = shape.num_layers * shape.num_qo_heads * shape.head_dim
         key = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         pages = self.engine.runner.pool.kv
-        num_bytes = (matrices + head) * model.dtype.itemsize + key * keys_read * pages.itemsize
-        return self.ceilings.floor(num_bytes, 2 * matrices * rows + 4 * attention * scores)
+        num_bytes = work.num_bytes + weights.lm_head.weight.nbytes
+        num_bytes += key * keys_read * pages.itemsize
+        return self.ceilings.floor(num_bytes, 2 * work.products + 4 * attention * scores)
 
 
 def measure(
@@ -312,6 +320,21 @@ def _private_prompts(bench: Workbench) -> Iterator[Row]:
     yield _per_token(bench, f"{sizes.cold} requests, private {sizes.prefix}", samples, floor)
 
 
+def _decode(bench: Workbench) -> Iterator[Row]:
+    """Decode steps behind short prompts of their own, from one row to a batch."""
+    sizes = bench.sizes
+    for rows in sorted({1, sizes.batch // 4, sizes.batch}):
+
+        def once(rows: int = rows) -> RunTimes:
+            bench.evict_all()
+            return bench.run([(bench.text(sizes.short_prompt),) for _ in range(rows)], sizes.output)
+
+        samples = _repeat(bench, once)
+        keys = rows * (sizes.short_prompt + sizes.output // 2)
+        label = f"{rows} requests, private {sizes.short_prompt}"
+        yield _per_token(bench, label, samples, bench.floor(rows, keys, keys))
+
+
 def _short_prompts(bench: Workbench) -> Iterator[Row]:
     """Throughput of ordinary requests, prefill included."""
     sizes = bench.sizes
@@ -392,6 +415,7 @@ LINES: Mapping[str, Callable[[Workbench], Iterator[Row]]] = {
     "cold": _cold_documents,
     "shared": _shared_prefix,
     "private": _private_prompts,
+    "decode": _decode,
     "short": _short_prompts,
     "prefill": _long_prefill,
     "rates": _request_rates,

@@ -13,8 +13,10 @@ from torch.nn import functional
 
 from looseleaf.config import ModelConfig
 from looseleaf.llm.load import LoadedModel
+from looseleaf.models.experts import expert_of
 from looseleaf.models.layers import LayerWeights, Norm
 from looseleaf.models.linear import Projection, look_up, unpack
+from looseleaf.ops.experts.route import route
 from looseleaf.prompt.request import DocumentPart, PromptParts
 from looseleaf.rope import rope_frequencies
 from looseleaf.types import AttnState
@@ -234,13 +236,29 @@ class Definition:
         return q, k, v
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        inner = _project(normed, layer.gate_up)
+        law, router = self.shape.experts, layer.router
+        if law is None or router is None:
+            return self._gated(normed, layer.gate_up, layer.down)
+        logits = normed.float() @ router.weight.float().T
+        if router.bias is not None:
+            logits[:, : law.num_experts] += router.bias
+        routes = route(logits, law, router.selection_bias, "reference")
+        out = torch.zeros_like(normed)
+        for expert in routes.experts.unique().tolist():
+            rows, slots = (routes.experts == expert).nonzero(as_tuple=True)
+            own = (expert_of(p, expert, law.num_stored) for p in (layer.gate_up, layer.down))
+            share = routes.weights[rows, slots, None].to(normed.dtype)
+            out.index_add_(0, rows, self._gated(normed[rows], *own) * share)
+        return out
+
+    def _gated(self, normed: Tensor, gate_up: Projection, down: Projection) -> Tensor:
+        inner = _project(normed, gate_up)
         if self.shape.gated_mlp:
             gate, up = inner.chunk(2, -1)
             inner = _activate(gate, self.shape) * up
         else:
             inner = _activate(inner, self.shape)
-        return _project(inner, layer.down)
+        return _project(inner, down)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         shape, weight = norm.weight.shape, norm.weight

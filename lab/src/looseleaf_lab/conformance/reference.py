@@ -54,8 +54,11 @@ def _reference(subject: Subject, dtype: torch.dtype) -> Iterator[Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
+        # other implementations of experts have no fp64
+        mixture = subject.loaded.shape.experts is not None
+        options = {"experts_implementation": "eager"} if mixture else {}
         model = AutoModelForCausalLM.from_pretrained(
-            subject.loaded.folder, dtype=dtype, attn_implementation="eager"
+            subject.loaded.folder, dtype=dtype, attn_implementation="eager", **options
         )
         yield model.to(subject.device).eval()
         del model

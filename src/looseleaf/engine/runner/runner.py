@@ -3,6 +3,7 @@
 Only the runner and the sampler use tensors. Host work happens once a step, and all layers share it.
 On a GPU steps of few rows replay as graphs, and the host never waits for the device."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from looseleaf.engine.runner.microbatches import (
     rows_in_microbatches,
 )
 from looseleaf.engine.runner.step import PassTimer, Step, prepare_step
-from looseleaf.engine.runner.warmup import warming
+from looseleaf.engine.runner.warmup import rehearsal, warming
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.errors import InvalidOption
@@ -43,6 +44,7 @@ from looseleaf.graphs.step_result import StepResult
 from looseleaf.kv.pool import PagePool
 from looseleaf.machine.limits import available_memory
 from looseleaf.models import Decoder
+from looseleaf.ops.compile_ahead import skipped_kernels
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.rope.frames import layer_rotations, softmax_scale
@@ -148,11 +150,23 @@ class Runner:
         immediately."""
         if self.graphs is None:
             return
+        self._compile_kernels(on_progress)
         jobs = warming(self.model, self.attention, self.graphs, self.passes)
         for completed, job in enumerate(jobs):
             on_progress("graphs", completed, len(jobs))
             job()
         on_progress("graphs", len(jobs), len(jobs))
+
+    def _compile_kernels(self, on_progress: OnProgress) -> None:
+        """Compile the kernels of the warmup together, on all cores."""
+        assert self.graphs is not None, "a CPU compiles no kernels"
+        on_progress("kernels", 0, 1)
+        sequences, with_passes = self.graphs.max_num_seqs, self.passes is not None
+        with skipped_kernels() as kernels:
+            for job in rehearsal(self.model, self.attention, sequences, with_passes=with_passes):
+                job()
+        kernels.compile(os.cpu_count() or 1)
+        on_progress("kernels", 1, 1)
 
     @torch.inference_mode()
     def run(self, work: StepWork, previous: Int[Tensor, " sampled"] | None = None) -> StepResult:

@@ -1,7 +1,8 @@
 """Warmup: a runner captures graphs of usual steps and compiles all kernels before it serves.
 
-A kernel compiles at its first launch, which takes seconds and delays all requests. Warmup uses only
-padding rows and free pages, so it changes no cached keys."""
+A kernel compiles at its first launch, which takes seconds and delays all requests. So a rehearsal
+over few layers finds the kernels of all jobs, which then compile together. Warmup uses only padding
+rows and free pages, so it changes no cached keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from looseleaf.attention.paged import PagedAttention, StepRows
 from looseleaf.attention.plan.chunks import PrefillChunk
@@ -18,12 +20,16 @@ from looseleaf.blend import Budget, Question
 from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.watched import ChunkStep, Watch
 from looseleaf.config import Fuse
+from looseleaf.graphs.capture import Captures
 from looseleaf.graphs.decode import MAX_ROWS, StepGraphs
 from looseleaf.graphs.prefill import PassGraphs, PassKey
 from looseleaf.models import Decoder
+from looseleaf.models.experts import apply_experts
 from looseleaf.models.layers import apply_gated
 from looseleaf.ops.dense.likeliest import likeliest
+from looseleaf.ops.experts.mlp import rows_of_kernels
 from looseleaf.ops.rotate import rotate
+from looseleaf.types import Attend, ScoreRule
 
 # rows of a pass that is too long for a graph, and rows of passes with graphs
 _LONG, _SHORT = 1040, (96, 160, 512)
@@ -36,6 +42,7 @@ _DOCUMENTS, _DOCUMENT_TOKENS, _QUESTION = 4, 256, 16
 _CACHED, _NEW = (0, 1024, 4096, 16384), range(8, MAX_ROWS + 1, 8)
 
 Job = Callable[[], None]
+Launches = list[Callable[[], Tensor]]
 
 
 def warming(
@@ -45,16 +52,66 @@ def warming(
     passes: ScoringGraphs | None,
 ) -> list[Job]:
     """The jobs of the warmup, in order. Each takes about the same time after compilation."""
+
+    def run(launches: Launches) -> None:
+        for launch in launches:
+            launch()
+
+    launches = [
+        partial(_launch_passes, model, attention, run),
+        partial(_launch_products, model, run),
+    ]
+    return [*launches, *_captures(model, graphs, passes)]
+
+
+def _captures(model: Decoder, graphs: StepGraphs, passes: ScoringGraphs | None) -> list[Job]:
+    """Captures of usual steps and passes."""
     jobs: list[Job] = [partial(graphs.prepare, key) for key in graphs.usual()]
-    jobs += [partial(_launch_passes, model, attention), partial(_launch_products, model)]
     if passes is not None:
-        jobs += _passes(model, passes, attention.pool.page_size)
+        jobs += _passes(model, passes, graphs.attention.pool.page_size)
     return jobs
 
 
+def rehearsal(
+    model: Decoder, attention: PagedAttention, max_num_seqs: int, *, with_passes: bool
+) -> list[Job]:
+    """Captures of the warmup over few layers, for their kernels only: nothing is computed."""
+    short = model.first_layers(_covering(model, attention.rules))
+    graphs = StepGraphs(short, attention, max_num_seqs, rehearsal=True)
+    passes = ScoringGraphs(short, attention, rehearsal=True) if with_passes else None
+    captures = Captures(model.device, rehearsal=True)
+
+    def capture(launches: Launches) -> None:
+        captures.capture(lambda within: [launch() for launch in launches][-1])
+
+    return [
+        partial(_start_library, model.device),
+        partial(_launch_products, model, capture),
+        partial(_launch_passes, short, attention, capture),
+        *_captures(short, graphs, passes),
+    ]
+
+
+def _start_library(device: torch.device) -> None:
+    """Multiply, because a library that starts during a capture breaks it."""
+    ones = torch.ones(16, 16, device=device)
+    torch.mm(ones, ones)
+
+
+def _covering(model: Decoder, rules: Sequence[ScoreRule]) -> int:
+    """The number of first layers with every rule and kind of MLP.
+
+    At least two, because the first layer adds nothing pending."""
+    mixtures = [layer.router is not None for layer in model.weights.layers]
+    kinds = [mixtures.index(kind) + 1 for kind in mixtures]
+    return max(2, *(rules.index(rule) + 1 for rule in rules), *kinds)
+
+
 @torch.inference_mode()
-def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
-    """Launch passes without graphs, as for long prompts, with and without replaced tokens.
+def _launch_passes(
+    model: Decoder, attention: PagedAttention, run: Callable[[Launches], None]
+) -> None:
+    """``run`` passes without graphs, as for long prompts, with and without replaced tokens.
 
     The passes fill the device, because shorter ones use another kernel that reads in parts."""
     pool, device = attention.pool, model.device
@@ -75,40 +132,61 @@ def _launch_passes(model: Decoder, attention: PagedAttention) -> None:
         last_row, tokens = torch.tensor([rows - 1], device=device), at % model.config.vocab_size
         slots += at % pool.page_size
         replaced = replace(whole, hidden=_bitmap(again, rows)), patch
+
+        def read(step: Attend) -> Tensor:
+            return likeliest(model.logits(model.forward(tokens, step, asked=last_row)))
+
+        launches: Launches = []
         for spans in ((whole,), replaced):
             chunk = PrefillChunk(range(rows), spans)
             step = StepRows([], [chunk], slots, at, [rows - 1])
-            likeliest(model.logits(model.forward(tokens, attention.step(step), asked=last_row)))
+            launches.append(partial(read, attention.step(step)))
         if on_gpu:
-            _launch_spans(attention, [rows, min(rows, _SHORT[0])], ((whole,), replaced), slots)
+            numbers = [rows, min(rows, _SHORT[0])]
+            launches += _span_launches(attention, numbers, ((whole,), replaced), slots)
         shape = model.config.num_kv_heads, model.config.head_dim
         keys = torch.zeros(rows, *shape, dtype=model.dtype, device=device)
-        rotate(keys, at, attention.rotations[0])
+        launches.append(partial(rotate, keys, at, attention.rotations[0]))
+        run(launches)
     finally:
         pool.free(pages)
 
 
 @torch.inference_mode()
-def _launch_products(model: Decoder) -> None:
-    """Launch the matrix products whose kernel depends on the number of rows."""
-    gate_up = model.weights.layers[0].gate_up
-    for rows in _OF_PRODUCTS if model.device.type == "cuda" else ():
-        normed = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
-        apply_gated(normed, gate_up, model.config)
+def _launch_products(model: Decoder, run: Callable[[Launches], None]) -> None:
+    """``run`` the matrix products whose kernel depends on the number of rows."""
+    config, law, device = model.config, model.config.experts, model.device
+    if device.type != "cuda":
+        return
+
+    def normed(rows: int) -> Tensor:
+        return torch.zeros(rows, config.hidden_size, dtype=model.dtype, device=device)
+
+    for layer in {layer.router is None: layer for layer in model.weights.layers}.values():
+        if layer.router is None:
+            gate_up = layer.gate_up
+            run([partial(apply_gated, normed(rows), gate_up, config) for rows in _OF_PRODUCTS])
+        elif law is not None:
+            of_experts = rows_of_kernels(law.num_slots, law.num_stored)
+            run([partial(apply_experts, normed(rows), layer, config) for rows in of_experts])
 
 
-def _launch_spans(
+def _span_launches(
     attention: PagedAttention,
     numbers: Sequence[int],
     variants: Sequence[tuple[ReadSpan, ...]],
     slots: torch.Tensor,
-) -> None:
-    """Launch all variants of span reads: in place or gathered, one group or two, whole or in
-    parts."""
+) -> Launches:
+    """All variants of span reads: in place or gathered, one group or two, whole or in parts."""
     planner, kv, total = attention.planner, attention.pool.kv, len(slots)
     ways = [(False, 2), (True, 2)] if planner.gathering else [(False, 2)]
     ways += [(False, 1)] if planner.costs.one_group and not planner.batch_invariant else []
     like = kv.new_empty(0, dtype=attention.row_dtype or kv.dtype)
+
+    def read(step: ChunkStep, q: Tensor, k: Tensor) -> Tensor:
+        return step.state(0, q, k, k).out
+
+    launches: Launches = []
     for rows in numbers:
         q = like.new_zeros((rows, attention.num_qo_heads, kv.shape[5]))
         k = like.new_zeros((rows, kv.shape[3], kv.shape[5]))
@@ -117,7 +195,9 @@ def _launch_spans(
             chunk = PrefillChunk(range(total - rows, total), spans)
             for gather, groups in ways:
                 listed = planner.span_list([chunk], gather=gather, groups=groups)
-                ChunkStep(attention, listed, slots[-rows:], at).state(0, q, k, k)
+                step = ChunkStep(attention, listed, slots[-rows:], at)
+                launches.append(partial(read, step, q, k))
+    return launches
 
 
 def _passes(model: Decoder, passes: ScoringGraphs, page_size: int) -> list[Job]:

@@ -19,6 +19,11 @@ from torch import Tensor
 from looseleaf.config import ModelConfig, Quantization
 from looseleaf.errors import CorruptCheckpoint, UnsupportedModel
 from looseleaf.models.checkpoint.checkpoint import list_tensors, misfit, shortened
+from looseleaf.models.checkpoint.expert_tensors import (
+    padded_router,
+    read_experts,
+    read_router,
+)
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
@@ -55,6 +60,9 @@ _MAX_THREADS = 8
 # rows per comparison
 _COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
+_LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
+# families whose layers after the last predict further tokens, which the decoder does not use
+_PREDICTING = ("glm4_moe",)
 # buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
@@ -110,8 +118,8 @@ def _assemble(reader: "_Checker", config: ModelConfig, threads: int) -> DecoderW
     final = "model.final_layernorm" if config.family == "phi" else "model.norm"
     embedding, lm_head = _ends(reader, config)
     with ThreadPoolExecutor(threads, "looseleaf-weights") as pool:
-        names = [f"model.layers.{index}." for index in range(config.num_layers)]
-        layers = tuple(pool.map(lambda name: _layer(reader, config, name), names))
+        layers_of = range(config.num_layers)
+        layers = tuple(pool.map(lambda index: _layer(reader, config, index), layers_of))
     return DecoderWeights(
         embedding, layers, reader.norm(final, config.hidden_size, config), lm_head
     )
@@ -134,7 +142,8 @@ def _ends(reader: "_Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWe
     return embedding, reader.settle(Projection(head, bias))
 
 
-def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights:
+def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
+    prefix = f"model.layers.{index}."
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
     norms = _NORM_NAMES.get(config.family, _NormNames())
@@ -148,6 +157,16 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         up_names, up_sizes = ["fc1"], [inner]
     output_name = "dense" if config.family == "phi" else "o_proj"
     down_name = "down_proj" if config.gated_mlp else "fc2"
+
+    if config.has_experts(index):
+        (gate_up, down), router = (
+            read_experts(reader, config, prefix),
+            read_router(reader, config, prefix),
+        )
+    else:
+        router, bias = None, config.mlp_bias
+        gate_up = reader.projection([mlp + n for n in up_names], up_sizes, hidden, bias)
+        down = reader.projection([mlp + down_name], [hidden], inner, bias)
 
     def norm(name: str, exists: bool) -> Norm | None:
         return reader.norm(prefix + name, hidden, config) if exists else None
@@ -163,8 +182,9 @@ def _layer(reader: "_Checker", config: ModelConfig, prefix: str) -> LayerWeights
         ),
         output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
-        gate_up=reader.projection([mlp + n for n in up_names], up_sizes, hidden, config.mlp_bias),
-        down=reader.projection([mlp + down_name], [hidden], inner, config.mlp_bias),
+        gate_up=gate_up,
+        down=down,
+        router=router,
         q_norm=head_norm("q_norm", q_size),
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
@@ -209,6 +229,10 @@ class _Checker:
         """``projection`` in its final layout."""
         return projection
 
+    def router(self, weight: Tensor) -> Tensor:
+        """A router's matrix in its final dtype and layout."""
+        return weight
+
     def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
         if config.norm_offset:
             # Transformers adds the offset in fp32 and rounds the norm's result only: bf16 would
@@ -248,6 +272,11 @@ class _Checker:
 
     def check_all_used(self, config: ModelConfig) -> None:
         ignored = {name for name in self._entries if _IGNORED.match(name)}
+        if config.family in _PREDICTING:
+            layers = {name: _LAYER.match(name) for name in self._entries}
+            ignored |= {
+                n for n, match in layers.items() if match and int(match[1]) >= config.num_layers
+            }
         if self._quantization is not None:
             ignored |= {n for n in self._entries if n.rpartition(".")[2] in UNUSED}
         unused = set(self._entries) - self._used - ignored
@@ -312,6 +341,10 @@ class _Reader(_Checker):
         """``projection`` in its final layout; packing copies."""
         is_plain = isinstance(projection.weight, Tensor)
         return pack(projection) if self._packed and is_plain else projection
+
+    def router(self, weight: Tensor) -> Tensor:
+        # a CPU's logits are fp32 products
+        return padded_router(weight.to(self._dtype)) if weight.is_cuda else weight
 
     def matrix(self, names: list[str], sizes: list[int], fan_in: int) -> Tensor | QuantizedWeight:
         blocks = [self._blocks(name) for name in names] if self._keeps_blocks else [None]

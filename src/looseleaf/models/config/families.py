@@ -71,7 +71,7 @@ def _activation(raw: Json, default: str, key: str = "hidden_act") -> str:
     return _ACTIVATIONS[name]
 
 
-def _uniform_windows(raw: Json, num_layers: int) -> tuple[int, ...]:
+def uniform_windows(raw: Json, num_layers: int) -> tuple[int, ...]:
     window = whole(raw, "sliding_window", 0, least=0)
     return (window,) * num_layers if window else ()
 
@@ -84,7 +84,7 @@ def _upper_windows(raw: Json, num_layers: int) -> tuple[int, ...]:
     if raw.get("layer_types") is None:
         first = whole(raw, "max_window_layers", 28, least=0)
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    return _windows_of(kinds, window, num_layers)
+    return windows_of(kinds, window, num_layers)
 
 
 def _nope_windows(raw: Json, has_rope: Sequence[bool]) -> tuple[int, ...]:
@@ -100,10 +100,10 @@ def _nope_windows(raw: Json, has_rope: Sequence[bool]) -> tuple[int, ...]:
             "layer_types has sliding layers, and use_sliding_window or sliding_window is not set: "
             "set both, or write full_attention"
         )
-    return _windows_of(kinds, window, len(has_rope))
+    return windows_of(kinds, window, len(has_rope))
 
 
-def _windows_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
+def windows_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int, ...]:
     """``window`` for each layer of kind ``sliding_attention``, 0 for others."""
     known = ("full_attention", "sliding_attention")
     unknown = sorted({str(kind) for kind in kinds if kind not in known})
@@ -119,7 +119,7 @@ def _windows_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int
     return windows if any(windows) else ()
 
 
-def _gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
+def gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
     """The fields of families with RMS norms and a gated MLP."""
     shape = _shape(raw)
     return {
@@ -133,7 +133,7 @@ def _gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
 def _llama(raw: Json) -> ModelConfig:
     bias = switch(raw, "attention_bias")
     return ModelConfig(
-        **_gated(raw),
+        **gated(raw),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=switch(raw, "mlp_bias"),
@@ -142,24 +142,24 @@ def _llama(raw: Json) -> ModelConfig:
 
 def _mistral(raw: Json) -> ModelConfig:
     raw = {"num_key_value_heads": 8, "sliding_window": 4096, **raw}
-    common = _gated(raw)
+    common = gated(raw)
     num_layers = common["num_layers"]
     # Ministral uses Mistral's name and has windows in a part of its layers
-    windows = _uniform_windows(raw, num_layers)
+    windows = uniform_windows(raw, num_layers)
     if raw.get("layer_types") is not None:
         window = whole(raw, "sliding_window", 0, least=0)
-        windows = _windows_of(rows(raw, "layer_types"), window, num_layers)
+        windows = windows_of(rows(raw, "layer_types"), window, num_layers)
     return ModelConfig(**common, windows=windows)
 
 
 def _qwen2(raw: Json) -> ModelConfig:
-    common = _gated(raw)
+    common = gated(raw)
     windows = _upper_windows(raw, common["num_layers"])
     return ModelConfig(**common, qkv_bias=True, windows=windows)
 
 
 def _qwen3(raw: Json) -> ModelConfig:
-    common, bias = _gated({"head_dim": 128, **raw}), switch(raw, "attention_bias")
+    common, bias = gated({"head_dim": 128, **raw}), switch(raw, "attention_bias")
     return ModelConfig(
         **common,
         qkv_bias=bias,
@@ -171,7 +171,7 @@ def _qwen3(raw: Json) -> ModelConfig:
 
 def _smollm3(raw: Json) -> ModelConfig:
     raw = {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True, **raw}
-    common, bias = _gated(raw), switch(raw, "attention_bias")
+    common, bias = gated(raw), switch(raw, "attention_bias")
     has_rope = rope_layers(raw, common["num_layers"])
     return ModelConfig(
         **common,
@@ -205,13 +205,13 @@ def _phi(raw: Json) -> ModelConfig:
 
 
 def _phi3(raw: Json) -> ModelConfig:
-    common = _gated(raw, norm_eps=1e-5)
-    return ModelConfig(**common, windows=_uniform_windows(raw, common["num_layers"]))
+    common = gated(raw, norm_eps=1e-5)
+    return ModelConfig(**common, windows=uniform_windows(raw, common["num_layers"]))
 
 
 def _gemma2(raw: Json) -> ModelConfig:
     raw = {**_GEMMA_DEFAULTS, **raw}
-    common = _gated(raw)
+    common = gated(raw)
     kinds = rows(raw, "layer_types")
     if raw.get("layer_types") is None:
         layers = range(common["num_layers"])
@@ -261,8 +261,8 @@ def _gemma(raw: Json, common: dict[str, Any], kinds: Sequence[Any]) -> dict[str,
         "post_norms": True,
         "norm_offset": 1.0,
         "embedding_multiplier": common["hidden_size"] ** 0.5,
-        "softmax_scale": _factor(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
-        "windows": _windows_of(kinds, window, common["num_layers"]),
+        "softmax_scale": factor(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "windows": windows_of(kinds, window, common["num_layers"]),
     }
 
 
@@ -271,30 +271,30 @@ def _glm(raw: Json) -> ModelConfig:
     defaults = {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5}
     raw = {**defaults, **raw}
     return ModelConfig(
-        **_gated(raw, norm_eps=1.5625e-7),
+        **gated(raw, norm_eps=1.5625e-7),
         qkv_bias=switch(raw, "attention_bias", True),
         post_norms=raw["model_type"] == "glm4",
     )
 
 
-def _granite(raw: Json) -> ModelConfig:
+def granite(raw: Json) -> ModelConfig:
     bias = switch(raw, "attention_bias")
     return ModelConfig(
-        **_gated(raw),
+        **gated(raw),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=switch(raw, "mlp_bias"),
-        embedding_multiplier=_factor(raw, "embedding_multiplier", 1.0),
-        residual_multiplier=_factor(raw, "residual_multiplier", 1.0),
-        softmax_scale=_factor(raw, "attention_multiplier", 1.0),
-        logits_scaling=_factor(raw, "logits_scaling", 1.0),
+        embedding_multiplier=factor(raw, "embedding_multiplier", 1.0),
+        residual_multiplier=factor(raw, "residual_multiplier", 1.0),
+        softmax_scale=factor(raw, "attention_multiplier", 1.0),
+        logits_scaling=factor(raw, "logits_scaling", 1.0),
     )
 
 
 def _olmo2(raw: Json) -> ModelConfig:
     bias = switch(raw, "attention_bias")
     return ModelConfig(
-        **_gated(raw, norm_eps=1e-5),
+        **gated(raw, norm_eps=1e-5),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
@@ -304,7 +304,7 @@ def _olmo2(raw: Json) -> ModelConfig:
     )
 
 
-def _factor(raw: Json, name: str, default: float) -> float:
+def factor(raw: Json, name: str, default: float) -> float:
     """A multiplier or divisor, within bounds. Raises CorruptCheckpoint."""
     factor = number(raw, name, default, most=1 / LEAST_FACTOR)
     if factor < LEAST_FACTOR:
@@ -318,7 +318,7 @@ def _factor(raw: Json, name: str, default: float) -> float:
 def _cap(raw: Json, name: str, default: float | None) -> float:
     """The soft cap of scores; 0 is no cap, as null is in ``config.json``."""
     fields = {name: default, **raw}
-    return 0.0 if fields[name] is None else _factor(fields, name, 1.0)
+    return 0.0 if fields[name] is None else factor(fields, name, 1.0)
 
 
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
@@ -333,6 +333,6 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "gemma3_text": _gemma3,
     "glm": _glm,
     "glm4": _glm,
-    "granite": _granite,
+    "granite": granite,
     "olmo2": _olmo2,
 }

@@ -46,12 +46,14 @@ _ORIGINAL = "original_max_position_embeddings"
 # multipliers are between this and its inverse, so fp32 stays finite
 LEAST_FACTOR = 1e-6
 # families for which Transformers can rotate a part of each head
-_PARTIAL = ("phi", "phi3", "glm", "glm4")
+_PARTIAL = ("phi", "phi3", "glm", "glm4", "glm4_moe")
 # families that rotate the pairs (2i, 2i + 1)
 _INTERLEAVED = ("glm", "glm4")
 _DEFAULT_MAX_POSITIONS = {
     **{"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096, "gemma2": 8_192},
     **{"glm": 131_072, "glm4": 131_072, "smollm3": 32_768, "gemma3_text": 131_072},
+    **{"mixtral": 131_072, "qwen2_moe": 32_768, "qwen3_moe": 32_768, "olmoe": 4096},
+    "glm4_moe": 131_072,
 }
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import httpx
@@ -20,17 +20,20 @@ _SPARE_PAGES = 64
 """Pages for running requests beside the documents."""
 
 
-def compare(traffic: ZipfConfig, room: int, replicas: int = 3) -> Iterator[Row]:
-    """Rows of real runs and of simulations: by documents, in turn, and at one larger engine.
+ARMS = ("documents", "round robin", "one engine")
+"""By documents, in turn, and at one engine with the room of all."""
 
-    ``room`` is in documents per replica. Each policy has fresh servers."""
+
+def compare(
+    traffic: ZipfConfig, room: int, replicas: int = 3, arms: Sequence[str] = ARMS
+) -> Iterator[Row]:
+    """Rows of real runs and of simulations for each of ``arms``.
+
+    ``room`` is in documents per replica. Each arm has fresh servers."""
     requests = zipf_requests(traffic)
     pages = -(-traffic.document_tokens // PAGE) + 1
-    for policy, number, share in (
-        ("documents", replicas, 1),
-        ("round robin", replicas, 1),
-        ("one engine", 1, replicas),
-    ):
+    for policy in arms:
+        number, share = (1, replicas) if policy == "one engine" else (replicas, 1)
         with fleet_of(number, room * share * pages + _SPARE_PAGES) as (proxy, servers):
             texts = Texts(_words_per_token(servers[0]))
             costs = asyncio.run(calibrate(proxy, servers[0], texts, requests[0]))

@@ -175,10 +175,17 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
 @click.option("--kv-dtype", default="auto", type=click.Choice(["auto", "fp8"]))
 @click.option("--batch-invariant/--no-batch-invariant", default=False)
 @click.option(
+    "--quantize",
+    type=click.Choice(["fp8", "int8", "int4"]),
+    help="codes of the layers' matrices, on a GPU [default: 16 bits]",
+)
+@click.option(
     "--line",
     "lines",
     multiple=True,
-    type=click.Choice(["cached", "cold", "shared", "private", "short", "prefill", "rates"]),
+    type=click.Choice(
+        ["cached", "cold", "shared", "private", "decode", "short", "prefill", "rates"]
+    ),
     help="of the table; may be given several times [default: all]",
 )
 @OUTPUT
@@ -197,7 +204,7 @@ def serving(
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.bench.serving import ServingSizes, ServingVariant, measure
 
-    sizes = ServingSizes.small() if shape == "tiny" else ServingSizes()
+    sizes = ServingSizes.of_shape(shape)
     if repetitions is not None:
         sizes = dataclasses.replace(sizes, repetitions=repetitions)
     columns = (

@@ -35,9 +35,18 @@ _COLUMNS = (
 @click.option("--gbps", default=2.5, show_default=True, help="GB/s from the shared tier")
 @click.option("--hourly", default=2.0, show_default=True, help="price of a replica-hour in dollars")
 @click.option("--real", is_flag=True, help="three servers of the reference model on this machine")
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    type=click.Choice(["documents", "round robin", "one engine"]),
+    help="of the real runs; may be given several times [default: all]",
+)
 @click.option("--seed", default=0, show_default=True)
 @OUTPUT
-def fleet(replicas: tuple[int, ...], real: bool, output: Path | None, **sizes: Any) -> None:
+def fleet(
+    replicas: tuple[int, ...], real: bool, arms: tuple[str, ...], output: Path | None, **sizes: Any
+) -> None:
     """Hits, first token, bytes moved and cost of a fleet, by router and tier.
 
     With --real, the same requests go through looseleaf route to three servers, in turn to three
@@ -52,7 +61,7 @@ def fleet(replicas: tuple[int, ...], real: bool, output: Path | None, **sizes: A
         return f"{row['replicas']} replicas, {row['policy']}, tier {row['tier']}: {row['hits']:.3f}"
 
     with bench_progress({"replicas": replicas or (8, 64, 512)} | sizes, "cpu"):
-        source = _real(sizes) if real else _simulated(replicas or (8, 64, 512), sizes)
+        source = _real(sizes, arms) if real else _simulated(replicas or (8, 64, 512), sizes)
         rows = collect(source, summarize, output, "fleet")
     from looseleaf_lab.bench.results import show_table
 
@@ -74,10 +83,10 @@ def _traffic(sizes: dict[str, Any], replicas: int) -> Any:
     )
 
 
-def _real(sizes: dict[str, Any]) -> Any:
-    from looseleaf_lab.bench.fleet.compare import compare
+def _real(sizes: dict[str, Any], arms: tuple[str, ...]) -> Any:
+    from looseleaf_lab.bench.fleet.compare import ARMS, compare
 
-    return compare(_traffic(sizes, 3), sizes["room"])
+    return compare(_traffic(sizes, 3), sizes["room"], arms=arms or ARMS)
 
 
 def _simulated(replicas: tuple[int, ...], sizes: dict[str, Any]) -> Any:

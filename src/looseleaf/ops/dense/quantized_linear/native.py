@@ -4,6 +4,7 @@ The first use of a format and dtype compiles a library. Activations are rounded 
 values.
 """
 
+import copy
 import ctypes
 from functools import cache
 
@@ -158,6 +159,19 @@ class PackedMatrix:
     def nbytes(self) -> int:
         """Bytes of the packed layout."""
         return self.packed.nbytes
+
+    def part(self, features: slice) -> "PackedMatrix":
+        """Neighbouring features, which share this matrix's memory.
+
+        Raises InvalidOption unless the first is a multiple of `GROUP`."""
+        if features.start % GROUP:
+            raise InvalidOption(f"a part begins at a multiple of {GROUP}, not at {features.start}")
+        part = copy.copy(self)
+        part.features = features.stop - features.start
+        part.packed = self.packed[features.start // GROUP : -(-features.stop // GROUP)]
+        part._matrix = _Matrix(part.packed.data_ptr(), part.features, self._matrix.num_blocks)
+        part._address = ctypes.addressof(part._matrix)
+        return part
 
     def multiply(
         self,

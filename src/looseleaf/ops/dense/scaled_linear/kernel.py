@@ -239,7 +239,8 @@ def scaled_summands_triton(
     num_sms = 1
     if x.is_cuda:
         num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    is_few = rows in (1, 2, MAX_VECTORS)
+    # tensor cores are faster from 4 bits
+    is_few = rows in (1, 2, MAX_VECTORS) and matrix.kind != "int4"
     parts = (
         vector_parts(features, columns, num_sms)
         if is_few

@@ -27,53 +27,43 @@ def _scaled_vectors_kernel(
     x, codes, scales, zeros, out, features, columns, stride_x, stride_n, stride_g,
     ROWS: tl.constexpr, PARTS: tl.constexpr, GROUP_TILES: tl.constexpr, KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr, ONE_GROUP: tl.constexpr, CHAINED: tl.constexpr,
-    BLOCK_N: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, TILES: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
     part, num_tiles = tl.program_id(1), columns // BLOCK_K // PARTS
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    o_t, o_w = tl.arange(0, TILES), tl.arange(0, WIDTH)
-    # outputs, tiles and bytes of a tile
-    p_codes = codes + o_n[:, None, None] * (columns // BLOCK_K * WIDTH)
-    p_codes += (part * num_tiles + o_t)[None, :, None] * WIDTH + o_w[None, None, :]
-    p_x = x + (part * num_tiles + o_t)[None, :, None] * BLOCK_K + o_w[None, None, :]
+    o_t, o_k = tl.arange(0, TILES), tl.arange(0, BLOCK_K)
+    # outputs, tiles and dims of a tile
+    o_x = (part * num_tiles + o_t)[None, :, None] * BLOCK_K + o_k[None, None, :]
+    p_codes, p_x = codes + o_n[:, None, None] * columns + o_x, x + o_x
     await_previous(CHAINED)
     sums = tl.zeros((ROWS, BLOCK_N, TILES), tl.float32)
     o_row = tl.arange(0, ROWS)[:, None, None]
     for start in range(0, num_tiles, TILES):
         inside = (start + o_t < num_tiles)[None, :, None]
-        b_codes = tl.load(p_codes, mask=inside, other=0).to(tl.int32)  # [N, T, W]
+        b_codes = tl.load(p_codes, mask=inside, other=0).to(tl.int32)  # [N, T, K]
         group = (part * num_tiles + start + o_t) // GROUP_TILES
         near = (start + o_t < num_tiles)[None, :]
         p_scale = o_n[:, None] * stride_n + group[None, :] * stride_g
         offset = tl.zeros((BLOCK_N, TILES), tl.float32)
         if HAS_ZEROS:
             offset += tl.load(zeros + p_scale, mask=near, other=0.0)
-        if KIND == "int4":
-            low = _float(((b_codes << 19) & 0x780000) | 0x41800000)
-            high = _float(((b_codes << 15) & 0x780000) | 0x41800000)
-            offset += 16.0
-        elif KIND == "int8":
-            low = _float((((b_codes & 0xFF) ^ 0x80) << 15) | 0x43800000)
+        if KIND == "int8":
+            numbers = _float((((b_codes & 0xFF) ^ 0x80) << 15) | 0x43800000)
             offset += 384.0
         else:
-            low = _float((b_codes << 20) & -0x78100000)
+            numbers = _float((b_codes << 20) & -0x78100000)
         for row in tl.static_range(ROWS):
             b_x = tl.load(p_x + row * stride_x, mask=inside, other=0.0).to(tl.float32)
             if KIND == "fp8":
                 b_x *= _SHIFT
-            total = tl.sum(low * b_x, 2)  # [N, T]
-            inputs = tl.sum(b_x, 2)
-            if KIND == "int4":
-                b_more = tl.load(p_x + row * stride_x + WIDTH, mask=inside, other=0.0)
-                total += tl.sum(high * b_more.to(tl.float32), 2)
-                inputs += tl.sum(b_more.to(tl.float32), 2)
-            if HAS_ZEROS or KIND != "fp8":
-                total -= offset * inputs
+            total = tl.sum(numbers * b_x, 2)  # [N, T]
+            if HAS_ZEROS or KIND == "int8":
+                total -= offset * tl.sum(b_x, 2)
             if not ONE_GROUP:
                 total *= tl.load(scales + p_scale, mask=near, other=0.0)
             sums += tl.where(o_row == row, total[None, :, :], 0.0)
-        p_codes += TILES * WIDTH
+        p_codes += TILES * BLOCK_K
         p_x += TILES * BLOCK_K
     acc = tl.sum(sums, 2)  # [ROWS, N]
     if ONE_GROUP:
@@ -92,20 +82,16 @@ def num_parts(features: int, columns: int, num_sms: int) -> int:
 
 
 def launch_vectors(x: Tensor, matrix: ScaledMatrix, out: Tensor, *, chained: bool) -> None:
-    """Writes the product ``[parts, rows, features]`` to ``out``, of 1, 2 or 4 rows."""
+    """Writes the product ``[parts, rows, features]`` of 1, 2 or 4 rows by bytes to ``out``."""
     (rows, columns), (parts, _, features) = x.shape, out.shape
     scales = matrix.scales
     zeros = scales if matrix.zeros is None else matrix.zeros
     assert zeros.stride() == scales.stride(), "scales and zeros have one layout"
-    codes, width = matrix.codes, TILE
-    if matrix.kind == "int4":
-        width = TILE // 2
-    else:
-        codes = codes.view(torch.int8)
     _scaled_vectors_kernel[(features // _OUTPUTS, parts)](
-        x, codes, scales, zeros, out, features, columns, x.stride(0), *scales.stride(),
+        x, matrix.codes.view(torch.int8), scales, zeros, out, features, columns,
+        x.stride(0), *scales.stride(),
         ROWS=rows, PARTS=parts, GROUP_TILES=matrix.group // TILE, KIND=matrix.kind,
         HAS_ZEROS=matrix.zeros is not None, ONE_GROUP=scales.shape[1] == 1, CHAINED=chained,
-        BLOCK_N=_OUTPUTS, TILES=4, WIDTH=width, BLOCK_K=TILE,
+        BLOCK_N=_OUTPUTS, TILES=4, BLOCK_K=TILE,
         num_warps=4, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip

@@ -1,0 +1,76 @@
+"""A mixture of experts as the MLP of a layer: the router, and the sum over each row's experts.
+
+On a CPU an expert is a gated MLP over the rows that chose it. On a GPU a kernel computes a product
+for all experts (`looseleaf.ops.experts.mlp`).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from looseleaf.config import ModelConfig
+from looseleaf.models.layers import LayerWeights, Router, apply_gated
+from looseleaf.models.linear import Projection, project
+from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
+from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.route import Routes, route
+
+
+def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
+    """The sum over each row's experts ``[rows, hidden_size]``, or summands with a leading dim."""
+    assert layer.router is not None and config.experts is not None, "a layer of experts"
+    logits = _logits(normed, layer.router)
+    routes = route(logits, config.experts, layer.router.selection_bias)
+    if not normed.is_cuda:
+        return _sum_by_expert(normed, layer, routes, config)
+    (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "plain matrices"
+    return expert_mlp(
+        normed,
+        gate_up,
+        down,
+        routes,
+        activation=config.activation,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
+
+
+def _logits(normed: Tensor, router: Router) -> Tensor:
+    """The router's fp32 logits ``[rows, logits]``, or parts of them: rounding changes choices."""
+    weight = router.weight
+    if not normed.is_cuda:
+        logits = functional.linear(normed.float(), weight)
+    elif normed.itemsize == 4:
+        logits = functional.linear(normed, weight)
+    else:
+        num_sms = torch.cuda.get_device_properties(normed.device).multi_processor_count
+        parts = num_parts(normed, weight, num_sms) if len(normed) <= MAX_ROWS else 0
+        if parts and router.bias is None:
+            return split_linear(normed, weight, parts)
+        logits = torch.mm(normed, weight.t(), out_dtype=torch.float32)
+    return logits if router.bias is None else logits + router.bias
+
+
+def _sum_by_expert(
+    normed: Tensor, layer: LayerWeights, routes: Routes, config: ModelConfig
+) -> Tensor:
+    """One gated MLP for each expert that a row chose."""
+    assert config.experts is not None, "a layer of experts"
+    count, total = config.experts.num_stored, torch.zeros_like(normed, dtype=torch.float32)
+    for expert in routes.experts.unique().tolist():
+        rows, slots = (routes.experts == expert).nonzero(as_tuple=True)
+        inner = apply_gated(normed[rows], expert_of(layer.gate_up, expert, count), config)
+        product = project(inner, expert_of(layer.down, expert, count))
+        total.index_add_(0, rows, product.float() * routes.weights[rows, slots, None])
+    return total.to(normed.dtype)
+
+
+def expert_of(stacked: Projection, expert: int, count: int) -> Projection:
+    """The projection of one of ``count`` experts, whose matrices are one below the other."""
+    weight, bias = stacked
+    features = weight.shape[0] // count
+    rows = slice(expert * features, (expert + 1) * features)
+    own = weight.part(rows) if isinstance(weight, QuantizedWeight) else weight[rows]
+    return Projection(own, None if bias is None else bias[rows])

@@ -1,0 +1,56 @@
+"""The gated MLPs of a mixture of experts, one launch per product for all experts.
+
+A program multiplies a tile of rows of one expert with some outputs of its matrix. Few rows are
+bound by the read of the matrices, so the matrix is the first operand and tiles of rows are small:
+an expert with one row reads its matrix once and computes few rows that don't exist."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.experts.mlp.reference import expert_mlp_reference
+from looseleaf.ops.experts.route import Routes
+
+FEW_ROWS = 64
+"""Most rows whose summands are fp32."""
+
+# (most rows per expert on average, rows of a tile)
+_TILES = ((8, 16), (24, 32), (96, 64))
+_MOST_ROWS = 128
+
+
+def tile_rows(pairs: int, num_experts: int) -> int:
+    """Rows of a tile for so many pairs of a row and an expert."""
+    average = pairs / num_experts
+    return next((tile for most, tile in _TILES if average <= most), _MOST_ROWS)
+
+
+def rows_of_kernels(slots: int, num_experts: int) -> list[int]:
+    """Numbers of rows that launch all kernels of a layer."""
+    last = [most * num_experts // slots for most, _ in _TILES]
+    return sorted({1, FEW_ROWS, FEW_ROWS + 1, *(n for n in last if n), last[-1] + num_experts})
+
+
+def expert_mlp(
+    x: Float[Tensor, "rows hidden"],
+    gate_up: Float[Tensor, "all_gates hidden"],
+    down: Float[Tensor, "all_outputs inner"],
+    routes: Routes,
+    implementation: Implementation = "auto",
+    *,
+    activation: str = "silu",
+    gate_up_bias: Float[Tensor, " all_gates"] | None = None,
+    down_bias: Float[Tensor, " all_outputs"] | None = None,
+) -> Float[Tensor, "parts rows hidden"]:
+    """Summands of the sum over a row's experts of ``weight * down(activation(gate) * up)``.
+
+    ``gate_up`` has gate and up of each expert, one expert below the other; ``down`` likewise.
+    Biases are fp32. Summands are fp32 for up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises
+    InvalidOption for an unknown ``implementation``."""
+    num_experts = down.shape[0] // x.shape[1]
+    biases = gate_up_bias, down_bias
+    if choose(implementation, x) == "triton":
+        from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
+
+        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)
+    return expert_mlp_reference(x, gate_up, down, routes, activation, biases)[None]

@@ -1,0 +1,214 @@
+"""Grouped products on the device: a program per tile of rows of an expert and block of outputs.
+
+Matrices are the first operand, and their tile has a row of gate and of up for each output. Tiles of
+rows grow with the rows per expert, from 16 for a decode step to 128 for a prompt."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from looseleaf.ops.experts.group import RowGroups
+from looseleaf.ops.experts.group.kernel import group_rows_triton
+from looseleaf.ops.experts.mlp import FEW_ROWS, tile_rows
+from looseleaf.ops.experts.route import Routes
+from looseleaf.ops.scores.kernel import await_previous, chains, start_next, tanh
+
+_SQRT_HALF = tl.constexpr(0.7071067811865476)
+_GELU_SCALE, _GELU_CUBE = tl.constexpr(0.7978845608028654), tl.constexpr(0.044715)
+
+
+class Blocks(NamedTuple):
+    """Sizes of a program: rows, features of the matrix, inner dims; warps and stages."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _activated(gate, up, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        # exp of a number <= 0 cannot overflow
+        decay = tl.exp(-tl.abs(gate))
+        value = gate * tl.where(gate < 0, decay, 1.0) / (1.0 + decay)
+    elif ACTIVATION == "gelu":
+        value = 0.5 * gate * (1.0 + tl.erf(gate * _SQRT_HALF))
+    else:
+        tl.static_assert(ACTIVATION == "gelu_new")
+        inner = _GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)
+        value = 0.5 * gate * (1.0 + tanh(inner))
+    return value * up
+
+
+@triton.jit
+def _product(
+    p_weight, p_x, m_n, m_m, inner,
+    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The product [N, M] of a matrix's rows [N, 1] and rows [1, M] over ``inner`` dims."""
+    o_k = tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        if EVEN:
+            b_weight = tl.load(p_weight + (start + o_k)[None, :])  # [N, K]
+            b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m, other=0.0)  # [K, M]
+        else:
+            m_k = start + o_k < inner
+            b_weight = tl.load(
+                p_weight + (start + o_k)[None, :], mask=m_n & m_k[None, :], other=0.0
+            )
+            b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m & m_k[:, None], other=0.0)
+        acc = tl.dot(b_weight, b_x, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _gate_kernel(
+    x, weight, bias, order, tiles, out, hidden, inner, stride_x,
+    SLOTS: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Inner values of pairs in the order of experts: half of a program's outputs are of gate."""
+    start_next(CHAINED)
+    HALF: tl.constexpr = BLOCK_N // 2
+    o_n, o_half = tl.arange(0, BLOCK_N), tl.program_id(0) * HALF + tl.arange(0, HALF)
+    feature = tl.program_id(0) * HALF + o_n % HALF
+    await_previous(CHAINED)
+    p_tile = tiles + tl.program_id(1) * 3
+    expert, first, end = tl.load(p_tile), tl.load(p_tile + 1), tl.load(p_tile + 2)
+    if expert < 0:
+        return
+    place = first + tl.arange(0, BLOCK_M)
+    m_m = (place < end)[None, :]
+    row = tl.load(order + place, mask=place < end, other=0) // SLOTS
+    up_row = expert.to(tl.int64) * 2 * inner + o_n // HALF * inner + feature
+    m_n = (feature < inner)[:, None]
+    acc = _product(
+        weight + up_row[:, None] * hidden, x + row.to(tl.int64)[None, :] * stride_x, m_n, m_m,
+        hidden, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    gate, up = tl.split(tl.permute(tl.reshape(acc, (2, HALF, BLOCK_M)), (1, 2, 0)))
+    if bias is not None:
+        p_bias = bias + expert.to(tl.int64) * 2 * inner + o_half
+        gate += tl.load(p_bias, mask=o_half < inner, other=0.0)[:, None]
+        up += tl.load(p_bias + inner, mask=o_half < inner, other=0.0)[:, None]
+    value = _activated(gate, up, ACTIVATION)
+    p_out = out + place.to(tl.int64)[None, :] * inner + o_half[:, None]
+    tl.store(p_out, value.to(out.dtype.element_ty), mask=m_m & (o_half < inner)[:, None])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _down_kernel(
+    x, weight, bias, shares, order, tiles, out, rows, hidden, inner,
+    SLOTS: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Weighted outputs of pairs, each in its slot and row."""
+    start_next(CHAINED)
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    await_previous(CHAINED)
+    p_tile = tiles + tl.program_id(1) * 3
+    expert, first, end = tl.load(p_tile), tl.load(p_tile + 1), tl.load(p_tile + 2)
+    if expert < 0:
+        return
+    place = first + tl.arange(0, BLOCK_M)
+    m_m, m_n = (place < end)[None, :], (o_n < hidden)[:, None]
+    pair = tl.load(order + place, mask=place < end, other=0)
+    share = tl.load(shares + pair, mask=place < end, other=0.0)
+    p_weight = weight + (expert.to(tl.int64) * hidden + o_n)[:, None] * inner
+    p_x = x + place.to(tl.int64)[None, :] * inner
+    acc = _product(p_weight, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    if bias is not None:
+        p_bias = bias + expert.to(tl.int64) * hidden + o_n
+        acc += tl.load(p_bias, mask=o_n < hidden, other=0.0)[:, None]
+    acc *= share[None, :]
+    target = (pair % SLOTS).to(tl.int64) * rows + pair // SLOTS
+    p_out = out + target[None, :] * hidden + o_n[:, None]
+    tl.store(p_out, acc.to(out.dtype.element_ty), mask=m_m & m_n)
+
+
+def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype) -> Blocks:
+    """Sizes of a program for tiles of ``tile`` rows and a product of ``features`` outputs."""
+    if dtype.itemsize == 4:
+        return Blocks(tile, 64, 32, 4, 2)
+    if tile <= 32:
+        return Blocks(tile, 64, 128 if inner % 128 == 0 else 64, 4, 4)
+    if tile == 64 or features % 256:
+        return Blocks(tile, 128, 64, 4 if tile == 64 else 8, 4)
+    return Blocks(tile, 256, 64, 8, 4)
+
+
+def expert_mlp_triton(
+    x: Float[Tensor, "rows hidden"],
+    gate_up: Float[Tensor, "all_gates hidden"],
+    down: Float[Tensor, "all_outputs inner"],
+    routes: Routes,
+    num_experts: int,
+    activation: str,
+    biases: tuple[Tensor | None, Tensor | None],
+) -> Float[Tensor, "slots rows hidden"]:
+    """See `looseleaf.ops.experts.mlp`."""
+    rows, slots = routes.experts.shape
+    dtype = torch.float32 if rows <= FEW_ROWS else x.dtype
+    out = torch.empty((slots, rows, x.shape[1]), dtype=dtype, device=x.device)
+    if not rows:
+        return out
+    tile, inner = tile_rows(rows * slots, num_experts), down.shape[1]
+    assert len(gate_up) == 2 * inner * num_experts, "gate and up of all experts"
+    assert gate_up.is_contiguous() and down.is_contiguous(), "matrices lie below each other"
+    groups = RowGroups(*group_rows_triton(routes.experts, num_experts, tile))
+    values = torch.empty((rows * slots, inner), dtype=x.dtype, device=x.device)
+    launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation)
+    launch_down(values, down, biases[1], routes.weights, groups, out, tile)
+    return out
+
+
+def launch_gate(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: RowGroups,
+    out: Float[Tensor, "pairs inner"],
+    tile: int,
+    slots: int,
+    activation: str,
+) -> None:
+    """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``."""
+    hidden, inner = x.shape[1], out.shape[1]
+    assert x.stride(1) == 1, "a row must be contiguous"
+    blocks, chained = blocks_of(tile, 2 * inner, hidden, x.dtype), chains(x)
+    half = blocks.n // 2
+    _gate_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
+        x, weight, bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0),
+        SLOTS=slots, ACTIVATION=activation, EVEN=hidden % blocks.k == inner % half == 0,
+        CHAINED=chained, BLOCK_M=blocks.m, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
+        num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
+        launch_pdl=chained,
+    )  # fmt: skip
+
+
+def launch_down(
+    x: Float[Tensor, "pairs inner"],
+    weight: Tensor,
+    bias: Tensor | None,
+    shares: Float[Tensor, "rows slots"],
+    groups: RowGroups,
+    out: Float[Tensor, "slots rows hidden"],
+    tile: int,
+) -> None:
+    """Writes the weighted products of all pairs to their slots and rows."""
+    (slots, rows, hidden), inner = out.shape, x.shape[1]
+    blocks, chained = blocks_of(tile, hidden, inner, x.dtype), chains(x)
+    _down_kernel[(triton.cdiv(hidden, blocks.n), len(groups.tiles))](
+        x, weight, bias, shares, groups.order, groups.tiles, out, rows, hidden, inner,
+        SLOTS=slots, EVEN=inner % blocks.k == hidden % blocks.n == 0,
+        CHAINED=chained, BLOCK_M=blocks.m, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
+        num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
+        launch_pdl=chained,
+    )  # fmt: skip

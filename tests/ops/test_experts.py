@@ -1,0 +1,179 @@
+"""Laws of mixtures of experts: the router, rows by expert, and grouped products."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from looseleaf.config import ExpertConfig
+from looseleaf.ops.dispatch import Implementation
+from looseleaf.ops.experts.group import group_rows, most_tiles
+from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.route import Routes, route
+from looseleaf_lab.testing.budget import assert_within_budget
+from looseleaf_lab.testing.poison import poisoned
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAWS = {
+    "Mixtral": ExpertConfig(8, 2, 64),
+    "Qwen3": ExpertConfig(12, 3, 64),
+    "OLMoE": ExpertConfig(64, 8, 64, normalized=False),
+    "Qwen2": ExpertConfig(6, 2, 64, normalized=False, num_shared=4, shared_gate=True),
+    "DeepSeek V2": ExpertConfig(
+        20, 4, 64, normalized=False, scaling=16.0, num_groups=4, top_groups=2, group_scores=1
+    ),
+    "DeepSeek V3": ExpertConfig(
+        **{"num_experts": 32, "top_k": 4, "intermediate_size": 64, "scoring": "sigmoid"},
+        **{"scaling": 2.5, "selection_bias": True, "num_groups": 8, "top_groups": 3},
+        num_shared=1,
+    ),
+}
+
+
+def drawn(rows: int, law: ExpertConfig, parts: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Logits with columns to spare, and a bias of the choice if the law has one."""
+    shape = (parts, rows) if parts else (rows,)
+    logits = torch.randn(*shape, -(-(law.num_experts + 1) // 64) * 64, device=DEVICE)
+    bias = torch.randn(law.num_experts, device=DEVICE) if law.selection_bias else None
+    return logits, bias
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
+@pytest.mark.parametrize("parts", [0, 4])
+def test_the_kernel_routes_as_the_reference(name: str, rows: int, parts: int) -> None:
+    law = LAWS[name]
+    logits, bias = drawn(rows, law, parts)
+    expected, found = (route(logits, law, bias, kind) for kind in ("reference", "triton"))
+    assert torch.equal(found.experts, expected.experts)
+    torch.testing.assert_close(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+@pytest.mark.parametrize("name", LAWS)
+def test_a_row_has_each_expert_once_and_normalized_weights_add_up(
+    name: str, implementation: Implementation
+) -> None:
+    law = LAWS[name]
+    experts, weights = route(*_with(law, drawn(9, law)), implementation)
+    assert all(len(set(row)) == law.num_slots for row in experts.tolist())
+    assert int(experts.min()) >= 0 and int(experts.max()) < law.num_stored
+    assert experts[:, law.top_k :].unique().tolist() == [*range(law.num_experts, law.num_stored)]
+    if law.normalized:
+        total = torch.full((9,), law.scaling, device=DEVICE)
+        torch.testing.assert_close(weights[:, : law.top_k].sum(1), total)
+
+
+def _with(
+    law: ExpertConfig, drawn: tuple[Tensor, Tensor | None]
+) -> tuple[Tensor, ExpertConfig, Tensor | None]:
+    return drawn[0], law, drawn[1]
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_a_bias_changes_the_choice_and_no_weight(implementation: Implementation) -> None:
+    law = ExpertConfig(4, 1, 64, scoring="sigmoid", normalized=False, selection_bias=True)
+    bias = torch.tensor([0.0, 0.0, 9.0, 0.0], device=DEVICE)
+    routes = route(torch.zeros(2, 4, device=DEVICE), law, bias, implementation)
+    assert routes.experts.tolist() == [[2], [2]]
+    assert routes.weights.tolist() == [[0.5], [0.5]]
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_of_equal_scores_the_first_experts_win(implementation: Implementation) -> None:
+    routes = route(torch.zeros(3, 12, device=DEVICE), LAWS["Qwen3"], None, implementation)
+    assert routes.experts.tolist() == [[0, 1, 2]] * 3
+
+
+def test_rows_without_numbers_choose_experts_that_exist() -> None:
+    for name, law in LAWS.items():
+        logits, bias = drawn(2, law)
+        experts = route(logits.fill_(float("nan")), law, bias, "triton").experts
+        assert int(experts.min()) >= 0 and int(experts.max()) < law.num_stored, name
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize(
+    ("rows", "slots", "num_experts"), [(0, 2, 4), (1, 8, 128), (37, 3, 5), (64, 8, 9), (700, 4, 33)]
+)
+def test_the_kernel_groups_as_the_reference(
+    rows: int, slots: int, num_experts: int, tile: int
+) -> None:
+    experts = torch.randint(0, num_experts, (rows, slots), dtype=torch.int32, device=DEVICE)
+    expected, found = (group_rows(experts, num_experts, tile, k) for k in ("reference", "triton"))
+    assert torch.equal(found.order, expected.order)
+    assert torch.equal(found.tiles, expected.tiles)
+    assert len(found.tiles) == most_tiles(rows * slots, num_experts, tile)
+
+
+@pytest.mark.parametrize("num_experts", [1, 7, 50])
+def test_the_bound_of_tiles_holds_for_the_worst_rows(num_experts: int) -> None:
+    # one pair for each expert but the last, which has all others
+    for pairs in range(1, 120):
+        alone = torch.arange(min(pairs, num_experts))
+        rest = torch.full((pairs - len(alone),), len(alone) - 1)
+        experts = torch.cat([alone, rest]).int()[:, None]
+        groups = group_rows(experts, num_experts, 8, "reference")
+        assert int((groups.tiles[:, 0] >= 0).sum()) <= most_tiles(pairs, num_experts, 8)
+        assert len(groups.tiles) == most_tiles(pairs, num_experts, 8)
+
+
+def mixture(
+    rows: int, hidden: int, inner: int, law: ExpertConfig, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Routes]:
+    """Rows, gate and up, down, and routes; rows lie apart in memory."""
+    count = law.num_stored
+    x = torch.randn(rows, hidden + 8, device=DEVICE).to(dtype)[:, :hidden]
+    gate_up = (torch.randn(count * 2 * inner, hidden, device=DEVICE) * hidden**-0.5).to(dtype)
+    down = (torch.randn(count * hidden, inner, device=DEVICE) * inner**-0.5).to(dtype)
+    logits, bias = drawn(rows, law)
+    return x, gate_up, down, route(logits, law, bias, "reference")
+
+
+SMALL = ExpertConfig(4, 2, 64, normalized=False, num_shared=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "inner", "activation"),
+    [(0, 64, 64, "silu"), (1, 128, 64, "gelu"), (5, 72, 40, "silu"), (20, 64, 128, "gelu_new")],
+)
+def test_grouped_products_are_within_the_budget(
+    rows: int, hidden: int, inner: int, dtype: torch.dtype, activation: str
+) -> None:
+    x, gate_up, down, routes = mixture(rows, hidden, inner, SMALL, dtype)
+    with poisoned():
+        found = expert_mlp(x, gate_up, down, routes, "triton", activation=activation)
+    assert found.shape == (SMALL.num_slots, rows, hidden)
+    wide = [matrix.double() for matrix in (x, gate_up, down)]
+    truth = expert_mlp(*wide, routes, "reference", activation=activation)[0]
+    plain = expert_mlp(x, gate_up, down, routes, "reference", activation=activation)[0]
+    assert_within_budget(found.double().sum(0), truth, plain.to(dtype), dtype)
+
+
+@pytest.mark.parametrize("rows", [7, 30, 100, 200])
+def test_every_size_of_tile_gives_the_reference(rows: int) -> None:
+    law = ExpertConfig(2, 2, 32)
+    x, gate_up, down, routes = mixture(rows, 64, 32, law, torch.float16)
+    found = expert_mlp(x, gate_up, down, routes, "triton").double().sum(0)
+    truth = expert_mlp(x.double(), gate_up.double(), down.double(), routes, "reference")[0]
+    plain = expert_mlp(x, gate_up, down, routes, "reference")[0].half()
+    assert_within_budget(found, truth, plain, torch.float16)
+
+
+def test_biases_are_added_before_the_activation_and_before_the_weight() -> None:
+    law = ExpertConfig(3, 2, 32)
+    x, gate_up, down, routes = mixture(4, 64, 32, law, torch.float32)
+    biases = {
+        "gate_up_bias": torch.randn(len(gate_up), device=DEVICE),
+        "down_bias": torch.randn(len(down), device=DEVICE),
+    }
+    found = expert_mlp(x, gate_up, down, routes, "triton", **biases).sum(0)
+    expected = torch.zeros_like(x)
+    gates, downs = gate_up.view(3, 64, 64), down.view(3, 64, 32)
+    gate_bias, down_bias = biases["gate_up_bias"].view(3, 64), biases["down_bias"].view(3, 64)
+    for row, (experts, weights) in enumerate(zip(*routes, strict=True)):
+        for expert, weight in zip(experts.tolist(), weights, strict=True):
+            gate, up = (gates[expert] @ x[row] + gate_bias[expert]).chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            expected[row] += weight * (downs[expert] @ inner + down_bias[expert])
+    torch.testing.assert_close(found, expected)
