@@ -13,10 +13,12 @@ import torch
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
 _DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
-FAMILIES = (*_DENSE, *EXPERT_FAMILIES)
-ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4")
+LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+FAMILIES = (*_DENSE, *EXPERT_FAMILIES, *LATENT_FAMILIES)
+ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4", "deepseek_v3")
 """One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
-RoPE laws by layer, a part of the head rotated. The others differ in products and norms only."""
+RoPE laws by layer, a part of the head rotated, latents. The others differ in products and norms
+only."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -43,6 +45,11 @@ _SHAPE = {
     "attn_implementation": "eager",
 }
 _FRACTIONS = {"phi": 0.5, "phi3": 0.75, "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5}
+_LATENT_SHAPE = {
+    **{"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20},
+    **{"num_key_value_heads": 4, "head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3},
+    **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+}
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
@@ -57,6 +64,10 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},
     },
     "olmo2": {},
+    # without a latent of queries, as V2-Lite
+    "deepseek_v2": {**_LATENT_SHAPE, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**_LATENT_SHAPE, "q_lora_rank": 20},
+    "glm4_moe_lite": {**_LATENT_SHAPE, "q_lora_rank": 20, "n_group": 1, "topk_group": 1},
     "gemma3_text": {
         **{"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 10},
         **{"layer_types": ["sliding_attention", "full_attention", "full_attention"]},

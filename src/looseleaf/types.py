@@ -66,7 +66,10 @@ class Attend(Protocol):
         ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads,
         head_dim]``, all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of
         ``q``. In the last layer ``q`` may be limited to the step's logit rows; ``k`` and ``v``
-        always have all rows."""
+        always have all rows.
+
+        Latent attention passes the keys as ``v``, too. Its output has no values in the rotated
+        dims."""
         ...
 
 

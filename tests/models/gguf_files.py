@@ -9,7 +9,10 @@ from gguf.quants import quantize
 
 from looseleaf.models.tokenizer.detokenizer import byte_alphabet
 
-ARCHITECTURES = {"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama"}
+ARCHITECTURES = {
+    **{"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama", "mixtral": "llama"},
+    **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe"},
+}
 _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -29,6 +32,11 @@ _PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
 }
 _SANDWICH = {
     "post_attention_layernorm": "post_attention_norm",
@@ -39,12 +47,13 @@ _FAMILY_PARTS = {
     "gemma2": _SANDWICH,
     "gemma3_text": _SANDWICH,
     "olmo2": _SANDWICH,
+    "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm",
         "post_mlp_layernorm": "post_ffw_norm",
     },
 }
-INTERLEAVED = ("llama", "granite", "smollm3")
+INTERLEAVED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
 TOKENS = [*byte_alphabet(), "ab", *(f"<t{i}>" for i in range(257, 320))]
 
 
@@ -63,7 +72,12 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
                 tensors[_ENDS[name]] = array
             continue
         _, _, layer, rest = name.split(".", 3)
+        if ".experts." in rest or rest.endswith("correction_bias"):
+            tensors |= _of_experts(f"blk.{layer}.", rest, array)
+            continue
         part, kind = rest.rsplit(".", 1)
+        if part == "mlp.shared_expert_gate":
+            array = array[0]
         if family in INTERLEAVED and part.endswith(("q_proj", "k_proj")):
             is_q = part.endswith("q_proj")
             heads = config.num_attention_heads if is_q else config.num_key_value_heads
@@ -71,6 +85,15 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
             array = array.reshape(heads, 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
         tensors[f"blk.{layer}.{parts[part]}.{kind}"] = array
     return tensors
+
+
+def _of_experts(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """A tensor of all experts of a layer."""
+    if rest.endswith("gate_up_proj"):
+        gate, up = np.split(array, 2, 1)
+        return {f"{prefix}ffn_gate_exps.weight": gate, f"{prefix}ffn_up_exps.weight": up}
+    name = "ffn_down_exps.weight" if rest.endswith("down_proj") else "exp_probs_b.bias"
+    return {prefix + name: array}
 
 
 def metadata_of(config: Any, writer: GGUFWriter) -> None:
@@ -94,7 +117,9 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if family == "granite":
+    if hasattr(config, "num_experts_per_tok"):
+        _write_experts(config, writer)
+    if family in ("granite", "granitemoe"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
@@ -105,6 +130,22 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     writer.add_token_types([1] * 257 + [3] * (config.vocab_size - 257))
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(257)
+
+
+def _write_experts(config: Any, writer: GGUFWriter) -> None:
+    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
 
 
 def write_gguf(path: Path, model: Any, kind: str = "F32") -> Path:

@@ -16,12 +16,13 @@ from looseleaf.models import Tokenizer, find_checkpoint, load_weights, read_conf
 from looseleaf.models.checkpoint.fingerprint import model_fingerprint
 from looseleaf.models.checkpoint.gguf import folder as gguf_folder
 from looseleaf.models.checkpoint.gguf.container import read_container
+from looseleaf.models.experts import apply_experts
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import beats_packed_bfloat16
-from tests.checkpoints import FAMILIES, make_checkpoint, make_model
+from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_checkpoint, make_model
 from tests.models.gguf_files import write_gguf
 
-CONVERTED = [family for family in FAMILIES if family not in ("phi", "mistral", "glm")]
+CONVERTED = [f for f in FAMILIES if f not in ("phi", "mistral", "glm", *LATENT_FAMILIES)]
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,9 @@ def test_a_file_has_the_weights_and_the_shape_of_its_model(family: str, tmp_path
         "smollm3": {"no_rope_layers": [1, 1, 1]},
         "gemma3_text": {"layer_types": ["sliding_attention"] * 3},
         "phi3": {"original_max_position_embeddings": 256},
+        "mixtral": {"sliding_window": None},
+        "qwen2_moe": {"use_sliding_window": False, "mlp_only_layers": []},
+        "qwen3_moe": {"norm_topk_prob": True, "mlp_only_layers": []},
     }.get(family, {})
     folder = make_checkpoint(tmp_path / "model", family, **more)
     converted = find_checkpoint(write_gguf(tmp_path / "model.gguf", make_model(family, **more)))
@@ -85,6 +89,23 @@ def test_a_file_has_the_weights_and_the_shape_of_its_model(family: str, tmp_path
         assert isinstance(left, torch.Tensor) == isinstance(right, torch.Tensor)
         if isinstance(left, torch.Tensor):
             torch.testing.assert_close(left, right, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "granitemoe", "glm4_moe"])
+def test_experts_stay_in_their_blocks(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    folder = find_checkpoint(write_gguf(tmp_path / "model.gguf", model, "Q8_0"))
+    shape = read_config(folder).frozen_at(24)
+    kept, plain = (load_weights(folder, shape, torch.float32, packed=p) for p in (True, False))
+    for mine, exact in zip(kept.layers, plain.layers, strict=True):
+        for name in ("gate_up", "down"):
+            weight = getattr(mine, name).weight
+            assert isinstance(weight, QuantizedWeight)
+            torch.testing.assert_close(weight.dequantize(), getattr(exact, name).weight)
+    normed = torch.randn(24, shape.hidden_size)
+    mine, exact = (apply_experts(normed, w.layers[-1], shape) for w in (kept, plain))
+    # activations are rounded to 8 bits
+    assert (mine - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16", "BF16"])

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from looseleaf.attention.plan.cost_model import default_cost_model
 from looseleaf.config import ExpertConfig
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
@@ -29,7 +30,11 @@ from looseleaf.ops.dense.scaled_linear.kernel import (
     scaled_linear_triton,
 )
 from looseleaf.ops.dense.scaled_linear.kernel import launch as launch_scaled
-from looseleaf.ops.dense.scaled_linear.vectors.kernel import _scaled_vectors_kernel, launch_vectors
+from looseleaf.ops.dense.scaled_linear.vectors.kernel import (
+    _one_vector_kernel,
+    _scaled_vectors_kernel,
+    launch_vectors,
+)
 from looseleaf.ops.dense.silu_mul.kernel import _silu_mul_kernel, silu_mul_triton
 from looseleaf.ops.dense.split_linear import num_parts
 from looseleaf.ops.dense.split_linear.kernel import (
@@ -43,7 +48,6 @@ from looseleaf.ops.experts.group.kernel import (
     _place_kernel,
     _sum_kernel,
 )
-from looseleaf.ops.experts.mlp import rows_of_kernels
 from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
@@ -98,6 +102,10 @@ from looseleaf_lab.testing.scene import Scene, Shape
 EVERY_FEATURE = Shape(
     masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, interleaved=True
 )
+LATENT = Shape(
+    dtype=torch.bfloat16, num_qo_heads=16, num_kv_heads=1, head_dim=576, rotary_dim=64,
+    interleaved=True, latent=True,
+)  # fmt: skip
 SHAPES = {
     "bf16-64": Shape(dtype=torch.bfloat16),
     "bf16-128": Shape(dtype=torch.bfloat16, head_dim=128, num_qo_heads=8),
@@ -267,7 +275,8 @@ def compiled_gated() -> Iterator[Compiled]:
 def compiled_scaled() -> Iterator[Compiled]:
     """Products with codes, by that generation's instructions and without."""
     weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
-    with compiling(*kernels, _quantize_rows_kernel, _scaled_vectors_kernel) as found:
+    vectors = (_one_vector_kernel, _scaled_vectors_kernel)
+    with compiling(*kernels, _quantize_rows_kernel, *vectors) as found:
         for kind in ("fp8", "int8", "int4"):
             matrix = quantize(weight, kind)
             for rows in (1, 64):
@@ -275,8 +284,8 @@ def compiled_scaled() -> Iterator[Compiled]:
                 out = torch.empty(1, rows, 128, dtype=torch.bfloat16)
                 launch_scaled(x, matrix, out, chained=True, words=True)
             scaled_linear_triton(x.half(), matrix)
-            if kind != "int4":
-                launch_vectors(x[:1], matrix, out[:, :1], chained=True)
+            for rows in (1, 2) if kind != "int4" else ():
+                launch_vectors(x[:rows], matrix, out[:, :rows], chained=True)
         quantize_rows_triton(x)
     yield from found
 
@@ -300,13 +309,18 @@ def compiled_experts() -> Iterator[Compiled]:
         hidden, inner, slots, experts = 2048, 768, 8, 2
         gate_up = torch.zeros(experts * 2 * inner, hidden, dtype=torch.bfloat16)
         down = torch.zeros(experts * hidden, inner, dtype=torch.bfloat16)
-        for rows in (*rows_of_kernels(slots, experts), 200):
+        # a tile of each size, and more pairs than one program sorts
+        for rows in (1, 5, 20, 200):
             x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
             routes = Routes(pairs, torch.zeros(rows, slots))
             expert_mlp_triton(x, gate_up, down, routes, experts, "silu", (None, None))
         biases = torch.zeros(len(gate_up)), torch.zeros(len(down))
         expert_mlp_triton(x.half(), gate_up.half(), down.half(), routes, experts, "gelu", biases)
+        for kind, rows in (("fp8", 1), ("fp8", 200), ("int8", 1), ("int4", 1), ("int4", 200)):
+            codes = quantize(gate_up.float(), kind), quantize(down.float(), kind)
+            few = Routes(pairs[:rows], routes.weights[:rows])
+            expert_mlp_triton(x[:rows], *codes, few, experts, "silu", (None, None))
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found
@@ -350,6 +364,27 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
     yield from kernels
 
 
+def compiled_latent() -> Iterator[Compiled]:
+    """Both tiles of decode over latent keys, prefill with patches, and a store."""
+    costs = default_cost_model(LATENT.head_dim, 2, 132, latent=True)
+    kernels_of = _partial_attention_kernel, _prefill_attention_kernel, _store_kv_kernel
+    with compiling(*kernels_of) as kernels:
+        scene = SceneBuilder(0, LATENT).decode()
+        pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule)
+        bounds = torch.tensor([0, 1], dtype=torch.int32)
+        for cost in (costs.narrow, costs.wide):
+            work = replace(work_list(scene), tiles=(cost.tile,), tile_indptr=bounds)
+            partial_attention_triton(scene.q, *pages, work, *rest)
+        positions, k = torch.arange(len(scene.q)), scene.q[:, :1]
+        store_kv_triton(k, k, positions, positions, scene.rotation, *pages)
+        shape = replace(LATENT, masks=True, patches=True)
+        scene, rows_of, spans_of = SceneBuilder(0, shape).prefill()
+        spans = span_list(scene, rows_of, spans_of, tile_rows=8)
+        rest = scene.rotation, scene.rule, scene.slot_positions
+        prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+    yield from kernels
+
+
 if __name__ == "__main__":
     for name, shape in SHAPES.items():
         for kernel in compiled(shape):
@@ -363,5 +398,7 @@ if __name__ == "__main__":
         print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
     for kernel in compiled_experts():
         print(json.dumps({"shape": "experts"} | asdict(kernel)), flush=True)
+    for kernel in compiled_latent():
+        print(json.dumps({"shape": "latent"} | asdict(kernel)), flush=True)
     for kernel in (*compiled_hopper(64), *compiled_groups(14)):
         print(json.dumps({"shape": "hopper"} | asdict(kernel)), flush=True)

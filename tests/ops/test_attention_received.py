@@ -42,9 +42,9 @@ def spans(rows: list[int], placed: list[tuple[list[int], int, int]], words: list
 
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
 @pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize("words", [[], [0b1010, 0]])
+@pytest.mark.parametrize(("words", "head_dim"), [([], 16), ([0b1010, 0], 16), ([0b1010, 0], 272)])
 def test_it_is_the_largest_weight_of_dense_attention(
-    implementation: Implementation, window: int, words: list[int]
+    implementation: Implementation, window: int, words: list[int], head_dim: int
 ) -> None:
     """Two segments, one at an offset of its own; rows that weigh, and that count only so far."""
     generator = torch.Generator().manual_seed(1)
@@ -52,12 +52,12 @@ def test_it_is_the_largest_weight_of_dense_attention(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
-    rotation = build_rotation(RopeConfig(head_dim=16, rotary_dim=16), 128, DEVICE)
-    rule = ScoreRule(0.7, window=window)
-    k_pages, v_pages = random(5, 2, PAGE_SIZE, 16), random(5, 2, PAGE_SIZE, 16)
+    rotation = build_rotation(RopeConfig(head_dim, rotary_dim=16), 128, DEVICE)
+    rule = ScoreRule(2.8 * head_dim**-0.5, window=window)
+    k_pages, v_pages = random(2, 5, 2, PAGE_SIZE, head_dim)
     rows = [30, 41, 52, 53, 54, 60, 61]
     placed = [([3, 1], 0, 30), ([4, 0], 33, 19)]
-    q = random(len(rows), 4, 16)
+    q = random(len(rows), 4, head_dim)
     listed = spans(rows, placed, words)
     weight = torch.rand(len(rows), generator=generator).to(DEVICE)
     before = torch.tensor([30, 33, 33, 60] * 2, device=DEVICE)
@@ -71,16 +71,17 @@ def test_it_is_the_largest_weight_of_dense_attention(
     offset = true - frame
 
     def turned(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, -1)
+        (a, b), rest = x[..., :16].chunk(2, -1), x[..., 16:]
         cos, sin = rotation.cos[at], rotation.sin[at]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
     at = torch.tensor(rows, device=DEVICE)
     in_frame = turned(
         q[:, :, None].expand(-1, -1, len(true), -1),
         (at[:, None] - offset).clamp_min(0)[:, None].expand(-1, 4, -1),
     )
-    scores = torch.einsum("rhnd,hnd->rhn", in_frame, keys.repeat_interleave(2, 0)) * 0.7
+    scores = torch.einsum("rhnd,hnd->rhn", in_frame, keys.repeat_interleave(2, 0))
+    scores *= rule.softmax_scale
     distance = at[:, None] - true
     visible = distance >= 0
     if window:

@@ -18,7 +18,7 @@ from looseleaf_lab.testing.budget import assert_state_within_budget
 from looseleaf_lab.testing.build import SceneBuilder
 from looseleaf_lab.testing.lists import span_list, work_list
 from looseleaf_lab.testing.oracle import dense_attention, plain_attention
-from looseleaf_lab.testing.scene import Scene, Shape
+from looseleaf_lab.testing.scene import Scene, Shape, with_values
 from looseleaf_lab.testing.variants import VARIANTS
 
 BATCHED = [name for name, shape in VARIANTS.items() if not shape.per_head]
@@ -74,6 +74,7 @@ def prefilled(seed: int, shape: Shape, tile_rows: int) -> tuple[Scene, AttnState
 def assert_right(actual: AttnState, scene: Scene) -> None:
     dtype = scene.shape.dtype
     plain = plain_attention(scene)
+    actual = with_values(scene, actual)
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 

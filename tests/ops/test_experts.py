@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from looseleaf.config import ExpertConfig
+from looseleaf.ops.dense.scaled_linear import Codes, dequantize, quantize
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.experts.group import group_rows, most_tiles
 from looseleaf.ops.experts.mlp import expert_mlp
@@ -177,3 +178,28 @@ def test_biases_are_added_before_the_activation_and_before_the_weight() -> None:
             inner = torch.nn.functional.silu(gate) * up
             expected[row] += weight * (downs[expert] @ inner + down_bias[expert])
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("rows", [5, 40])
+def test_products_with_codes_are_those_of_their_values(kind: Codes, rows: int) -> None:
+    law = ExpertConfig(2, 2, 128)
+    x, gate_up, down, routes = mixture(rows, 256, 128, law, torch.float16)
+    codes = [quantize(matrix, kind).laid_out() for matrix in (gate_up, down)]
+    found = expert_mlp(x, *codes, routes, "triton").double().sum(0)
+    values = [dequantize(matrix, torch.float64) for matrix in codes]
+    truth = expert_mlp(x.double(), *values, routes, "reference")[0]
+    plain = expert_mlp(x, *[v.half() for v in values], routes, "reference")[0].half()
+    assert_within_budget(found, truth, plain, torch.float16)
+
+
+def test_groups_of_a_row_have_their_own_scales() -> None:
+    law = ExpertConfig(2, 1, 256)
+    x, gate_up, down, routes = mixture(3, 256, 256, law, torch.float16)
+    codes = [quantize(matrix, "int4", 256) for matrix in (gate_up, down)]
+    fine = [quantize(matrix, "int4", 128) for matrix in (gate_up, down)]
+    found = [expert_mlp(x, *m, routes, "triton").sum(0) for m in (codes, fine)]
+    expected = [expert_mlp(x, *m, routes, "reference")[0] for m in (codes, fine)]
+    for mine, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=0.01, atol=0.01)
+    assert not torch.allclose(*expected, rtol=0.01, atol=0.01)

@@ -29,7 +29,7 @@ from looseleaf_lab.testing.build import SceneBuilder
 from looseleaf_lab.testing.lists import work_list
 from looseleaf_lab.testing.oracle import dense_attention, plain_attention
 from looseleaf_lab.testing.poison import poisoned
-from looseleaf_lab.testing.scene import Scene, Shape
+from looseleaf_lab.testing.scene import Scene, Shape, with_values
 from looseleaf_lab.testing.variants import VARIANTS
 
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
@@ -70,6 +70,7 @@ def attended(scene: Scene, work: WorkList) -> AttnState:
 def assert_right(actual: AttnState, scene: Scene) -> None:
     dtype = scene.shape.dtype
     plain = plain_attention(scene)
+    actual = with_values(scene, actual)
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 

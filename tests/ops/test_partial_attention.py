@@ -18,7 +18,7 @@ from looseleaf_lab.testing.build import SceneBuilder
 from looseleaf_lab.testing.lists import work_list
 from looseleaf_lab.testing.oracle import dense_attention, plain_attention
 from looseleaf_lab.testing.poison import poisoned
-from looseleaf_lab.testing.scene import Scene, Shape
+from looseleaf_lab.testing.scene import Scene, Shape, with_values
 from looseleaf_lab.testing.variants import VARIANTS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,10 +50,11 @@ def decode_scene(seed: int, shape: Shape) -> Scene:
 
 def partial_states(scene: Scene, work: WorkList, implementation: str) -> AttnState:
     with poisoned():
-        return partial_attention(
+        states = partial_attention(
             scene.q, scene.k_pages, scene.v_pages, work, scene.rotation, scene.rule,
             scene.slot_positions, implementation,  # type: ignore[arg-type]
         )  # fmt: skip
+    return with_values(scene, states)
 
 
 def attended(scene: Scene, work: WorkList, implementation: str) -> AttnState:

@@ -14,7 +14,7 @@ from looseleaf_lab.testing.build import SceneBuilder
 from looseleaf_lab.testing.lists import span_list
 from looseleaf_lab.testing.oracle import dense_attention, plain_attention
 from looseleaf_lab.testing.poison import poisoned
-from looseleaf_lab.testing.scene import Placement, Scene, Shape
+from looseleaf_lab.testing.scene import Placement, Scene, Shape, with_values
 from looseleaf_lab.testing.variants import VARIANTS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,10 +49,11 @@ def prefill_scene(seed: int, shape: Shape) -> Requests:
 
 def attended(scene: Scene, spans: SpanList, implementation: str) -> AttnState:
     with poisoned():
-        return prefill_attention(
+        state = prefill_attention(
             scene.q, scene.k_pages, scene.v_pages, spans, scene.rotation, scene.rule,
             scene.slot_positions, implementation,  # type: ignore[arg-type]
         )  # fmt: skip
+    return with_values(scene, state)
 
 
 @EVERY_VARIANT

@@ -34,6 +34,16 @@ def stored(
 
 
 @BOTH
+def test_keys_that_are_the_values_are_written_once(implementation: str) -> None:
+    k, _, k_pages, _ = stored(torch.float32, torch.float32, implementation)
+    pages = torch.full_like(k_pages, torch.nan)
+    positions = torch.arange(len(SLOTS), device=DEVICE, dtype=torch.int32) * 3
+    slots, table = torch.tensor(SLOTS, device=DEVICE), rotation_table(FREQUENCIES, 20, False)
+    store_kv(k, k, positions, slots, table, pages, pages, implementation)  # type: ignore[arg-type]
+    torch.testing.assert_close(pages, k_pages, equal_nan=True)
+
+
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("page_dtype", PAGE_DTYPES)
 def test_a_slot_holds_the_rotated_key_rounded_once(

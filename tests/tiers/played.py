@@ -150,7 +150,7 @@ class PlayedGPU:
         packed, words, listed, kv = (
             ctypes.cast(arguments[n], ctypes.POINTER(_P))[0] for n in range(4)
         )
-        first_page, first_layer, pool_pages = (
+        first_page, first_plane, pool_pages = (
             ctypes.cast(arguments[n], ctypes.POINTER(ctypes.c_int32))[0] for n in (4, 5, 6)
         )
         if (words, listed) != (packed, packed) or pool_pages != self.pool.num_pages:
@@ -158,10 +158,12 @@ class PlayedGPU:
         if kv != self.pool.kv.data_ptr():
             return _REFUSED
         pages = range(first_page, first_page + x // blocks_of(self.pool.kv))
+        planes = self.pool.kv.shape[1]
 
         def do() -> None:
             raw = (ctypes.c_ubyte * (x * y * BLOCK_BYTES)).from_address(packed)
-            blocks = torch.frombuffer(raw, dtype=torch.uint8).view(y // 2, 2, x, BLOCK_BYTES)
-            unpack_pages_reference(blocks, torch.tensor(list(pages)), first_layer, self.pool.kv)
+            blocks = torch.frombuffer(raw, dtype=torch.uint8).view(-1, planes, x, BLOCK_BYTES)
+            layer = first_plane // planes
+            unpack_pages_reference(blocks, torch.tensor(list(pages)), layer, self.pool.kv)
 
         return self._put(stream, "do", do)

@@ -17,7 +17,7 @@ from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepRead
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.flash.cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.page_dtypes import to_pages
+from looseleaf.ops.page_dtypes import same_memory, to_pages
 from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared
 from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Phase
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
@@ -306,7 +306,8 @@ class _TorchStep:
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
         index = (page, owner.heads, (self.slots % size)[:, None])
         k_pages.index_put_(index, to_pages(rotate_heads(k, self.turns[layer]), k_pages.dtype))
-        v_pages.index_put_(index, to_pages(v, v_pages.dtype))
+        if not same_memory(k_pages, v_pages):
+            v_pages.index_put_(index, to_pages(v, v_pages.dtype))
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:

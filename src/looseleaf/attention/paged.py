@@ -98,15 +98,16 @@ class PagedAttention:
 
     def __post_init__(self) -> None:
         kv, device = self.pool.kv, self.pool.kv.device
+        latent, is_plain = kv.shape[1] == 1, all(rule.is_plain for rule in self.rules)
         self.planner = Planner(
             page_size=self.pool.page_size,
             num_qo_heads=self.num_qo_heads,
             num_kv_heads=kv.shape[3],
             device=device,
-            costs=self.costs or cost_model_of(device, kv.shape[5], kv.itemsize),
+            costs=self.costs or cost_model_of(device, kv.shape[5], kv.itemsize, latent=latent),
             batch_invariant=self.batch_invariant,
-            finishing=not self.batch_invariant and all(rule.is_plain for rule in self.rules),
-            gathering=reads_gathered(kv, self._row_dtype, self.rules),
+            finishing=not (latent or self.batch_invariant) and is_plain,
+            gathering=not latent and reads_gathered(kv, self._row_dtype, self.rules),
         )
         self._cpu = None
         mode = self.implementation

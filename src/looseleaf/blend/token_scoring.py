@@ -279,6 +279,10 @@ class TokenScoring:
         keys, values = self.model.keys_values(layer, hidden)
         rotated = rotate(keys, offset, self.attention.rotations[layer])
         stored_keys, stored_values = (kv[page, :, slot] for kv in pool.layer(layer))
+        latent = self.model.config.latent
+        if latent is not None:
+            # values are the keys' dims that do not rotate
+            values, stored_values = (x[..., latent.rope_dim :] for x in (keys, stored_keys))
         return kv_deviation(rotated, values, stored_keys, stored_values).cpu()
 
 

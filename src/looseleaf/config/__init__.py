@@ -14,7 +14,7 @@ from looseleaf.config.engine import (
 from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.model import LatentConfig, ModelConfig, Quantization, RopeConfig, RopeLaw
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -38,6 +38,7 @@ __all__ = [
     "Fuse",
     "FuseSelector",
     "GroupRule",
+    "LatentConfig",
     "LayerBudgets",
     "Local",
     "IndexConfig",

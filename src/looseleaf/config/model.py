@@ -44,6 +44,31 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Latent attention (MLA, arXiv 2405.04434 §2.1): one latent vector a token serves all heads.
+
+    A query head and an expanded key have ``nope_dim`` dims without and ``rope_dim`` dims with RoPE.
+    An expanded value has ``value_dim`` dims. Queries pass a latent of ``query_rank`` dims, 0 for
+    none."""
+
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int = 0
+
+    @property
+    def query_dim(self) -> int:
+        """The dims of an expanded query head."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def key_dim(self) -> int:
+        """The dims of a stored key: the rotated dims, then the latent."""
+        return self.rope_dim + self.rank
+
+
+@dataclass(frozen=True)
 class Quantization:
     """The method of a checkpoint's quantized matrices, and the version of its layout."""
 
@@ -66,7 +91,11 @@ class ModelConfig:
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
     division by ``logits_scaling``; 0 means no cap. Layers with ``experts`` have no other MLP; dense
     ones have ``intermediate_size``.
-    ``quantization`` is None if all tensors are plain."""
+    ``quantization`` is None if all tensors are plain.
+
+    A model with ``latent`` attention has one KV head. Its ``head_dim`` is that of a stored key,
+    whose first dims rotate. Queries are mapped to the space of stored keys. The stored keys are
+    also the values, and the output of attention is expanded after their ``rope_dim`` dims."""
 
     family: str
     vocab_size: int
@@ -104,6 +133,7 @@ class ModelConfig:
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
     experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -111,6 +141,11 @@ class ModelConfig:
             f"{self.num_qo_heads} query heads can't evenly share {self.num_kv_heads} KV heads",
         )
 
+        if self.latent is not None:
+            require(
+                (self.num_kv_heads, self.head_dim) == (1, self.latent.key_dim),
+                f"latent attention has one KV head of {self.latent.key_dim} dims",
+            )
         require(
             len(self.layer_ropes) in (0, self.num_layers),
             f"layer_ropes has {len(self.layer_ropes)} laws for {self.num_layers} layers",
@@ -130,6 +165,17 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct laws of the layers, in the order of their first layers."""
         return tuple(dict.fromkeys(self.layer_ropes or (self.rope,)))
+
+    @property
+    def kv_planes(self) -> int:
+        """Vectors that a KV head stores of a token: key and value, or a key that is both."""
+        return 1 if self.latent is not None else 2
+
+    @property
+    def output_dim(self) -> int:
+        """The dims of all heads' outputs, the input of the output projection."""
+        head_dim = self.head_dim if self.latent is None else self.latent.value_dim
+        return self.num_qo_heads * head_dim
 
     def frozen_at(self, length: int) -> "ModelConfig":
         """This model with every law frozen at a sequence length."""

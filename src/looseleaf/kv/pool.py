@@ -27,6 +27,8 @@ LayerPages = tuple[
 class PagePool:
     """``num_pages`` pages of ``page_size`` tokens, each with K and V of every layer.
 
+    With one of ``planes``, the values are the keys, and K and V are the same memory.
+
     Pages are zero-initialised and only finite numbers are written, so kernels may read slots beyond
     a segment's end and discard them. ``generations`` counts the allocations of each page. On a GPU
     a page is contiguous; on a CPU all pages of a KV head are, so that adjacent pages are read
@@ -42,6 +44,7 @@ class PagePool:
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,
+        planes: int = 2,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -49,19 +52,19 @@ class PagePool:
             raise InvalidOption("the pool needs at least one page: give the cache more memory")
         self.num_pages = num_pages
         self.page_size = page_size
-        self.kv: Float[Tensor, "layers 2 pages kv_heads page_size head_dim"]
+        self.kv: Float[Tensor, "layers planes pages kv_heads page_size head_dim"]
         if device.type == "cpu":
-            shape = (num_layers, 2, num_kv_heads, num_pages, page_size, head_dim)
+            shape = (num_layers, planes, num_kv_heads, num_pages, page_size, head_dim)
             self.kv = _lazy_zeros(shape, dtype).transpose(2, 3)
         else:
-            shape = (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim)
+            shape = (num_layers, planes, num_pages, num_kv_heads, page_size, head_dim)
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.slot_positions: Int[Tensor, "pages page_size"] = torch.full(
             (num_pages, page_size), -1, dtype=torch.int32, device=device
         )
         # K and V of all layers
         self.bytes_per_page = self.kv[:, :, 0].numel() * self.kv.element_size()
-        self._layers = [(self.kv[layer, 0], self.kv[layer, 1]) for layer in range(num_layers)]
+        self._layers = [(self.kv[layer, 0], self.kv[layer, -1]) for layer in range(num_layers)]
         # allocations of each page: data derived from a page is valid for one generation
         self.generations = np.zeros(num_pages, dtype=np.int64)
         # two views of the same memory

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.experts import apply_experts
+from looseleaf.models.latent import expand_values, latent_heads
 from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
 from looseleaf.models.layers import (
     DecoderWeights,
@@ -136,7 +137,7 @@ class Decoder:
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
-        attended = attend(index, q, k, v).flatten(1)
+        attended = self._values(layer, attend(index, q, k, v))
         if not len(attended):
             return stream
         if self._plain:
@@ -170,9 +171,19 @@ class Decoder:
             stream, heads = chain.branches(index, stream, attended, index < last)
         return stream
 
+    def _values(self, layer: LayerWeights, attended: Tensor) -> Tensor:
+        """The values ``[rows, features]`` of all heads, from attention's output."""
+        if layer.latent is None or self.config.latent is None:
+            return attended.flatten(1)
+        return expand_values(attended, layer.latent, self.config.latent)
+
     def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of fused ``heads``, normed and scaled."""
         rows, config, layer = heads.shape[0], self.config, self.weights.layers[index]
+        scale = self._query_scales[index]
+        if layer.latent is not None and config.latent is not None:
+            q, k, v = latent_heads(heads, layer.latent, config.latent)
+            return (q if scale is None else q * scale), k, v
         fused = heads.view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = fused.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -182,7 +193,6 @@ class Decoder:
             k = norm_heads(k, layer.k_norm, config.norm_eps)
             if config.joint_qk_norm:
                 q, k = (x.view(rows, -1, config.head_dim) for x in (q, k))
-        scale = self._query_scales[index]
         if scale is not None:
             q = q * scale
         return q, k, v

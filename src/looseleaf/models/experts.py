@@ -12,6 +12,7 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import LayerWeights, Router, apply_gated
 from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
 from looseleaf.ops.experts.mlp import expert_mlp
 from looseleaf.ops.experts.route import Routes, route
@@ -24,17 +25,25 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
     routes = route(logits, config.experts, layer.router.selection_bias)
     if not normed.is_cuda:
         return _sum_by_expert(normed, layer, routes, config)
-    (gate_up, gate_up_bias), (down, down_bias) = layer.gate_up, layer.down
-    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "plain matrices"
     return expert_mlp(
         normed,
-        gate_up,
-        down,
+        _stacked(layer.gate_up),
+        _stacked(layer.down),
         routes,
         activation=config.activation,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
+        gate_up_bias=layer.gate_up.bias,
+        down_bias=layer.down.bias,
     )
+
+
+def _stacked(projection: Projection) -> Tensor | ScaledMatrix:
+    """The matrices of all experts for the kernel."""
+    weight = projection.weight
+    if isinstance(weight, Tensor):
+        return weight
+    (part,) = weight.parts
+    assert isinstance(part, ScaledMatrix), "a GPU has codes with scales"
+    return part
 
 
 def _logits(normed: Tensor, router: Router) -> Tensor:

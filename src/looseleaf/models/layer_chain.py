@@ -43,7 +43,8 @@ class LayerChain:
         """The chain of ``weights``, None if their layers or formats do not allow one."""
         gated = config.gated_mlp and config.activation == "silu" and config.norm == "rms"
         branches = config.post_norms or config.parallel_residual or not config.pre_norms
-        if not gated or branches or config.residual_multiplier != 1.0:
+        plain = config.residual_multiplier == 1.0 and config.latent is None
+        if not gated or branches or not plain:
             return None
         stages: list[Stage] = []
         ends: list[tuple[int, int, int]] = []

@@ -58,6 +58,20 @@ class Router(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LatentWeights:
+    """One layer's maps between latents and heads (MLA).
+
+    ``query_up`` and its norm are None if the fused projection gives the queries themselves.
+    ``key_up`` is ``[heads, nope_dim, rank]``, ``value_up`` ``[heads, rank, value_dim]``."""
+
+    latent_norm: Norm
+    key_up: Tensor
+    value_up: Tensor
+    query_norm: Norm | None = None
+    query_up: Projection | None = None
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
     With a ``router``, ``gate_up`` and ``down`` have the matrices of all experts, one below the
@@ -66,7 +80,7 @@ class LayerWeights:
     ``input_norm`` and ``mlp_norm`` are None without a norm before attention or MLP. ``mlp_norm`` is
     also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
     and MLP; None means no norm there. ``q_norm`` and ``k_norm`` are ``[head_dim]`` or
-    ``[heads * head_dim]``.
+    ``[heads * head_dim]``. With ``latent`` maps, ``qkv`` has the latents in place of heads.
     """
 
     input_norm: Norm | None
@@ -80,6 +94,7 @@ class LayerWeights:
     output_norm: Norm | None = None
     down_norm: Norm | None = None
     router: Router | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True)

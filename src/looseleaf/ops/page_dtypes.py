@@ -1,4 +1,4 @@
-"""Dtypes of pages, and conversions to and from them.
+"""Dtypes of pages, conversions to and from them, and whether values have pages of their own.
 
 Besides the model dtypes, pages may hold e4m3: one sign, four exponent and three mantissa bits. Its
 largest number is 448 and its smallest step 2^-9. Larger numbers saturate, since pages hold finite
@@ -22,3 +22,8 @@ def to_pages(x: Tensor, dtype: torch.dtype) -> Tensor:
 def widen(pages: Tensor) -> Tensor:
     """``pages`` in fp32; fp64 stays fp64."""
     return pages if pages.dtype is torch.float64 else pages.float()
+
+
+def same_memory(k_pages: Tensor, v_pages: Tensor) -> bool:
+    """Whether the keys are the values: both pages are one tensor, and only keys are written."""
+    return k_pages.data_ptr() == v_pages.data_ptr()

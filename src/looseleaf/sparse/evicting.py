@@ -66,7 +66,7 @@ class TextPages:
         index = kept[..., None].expand(-1, -1, head_dim)
         slot = torch.arange(kept.shape[1], device=kept.device)
         page = self._page_index()[slot // size]
-        for stored in self.pool.layer(layer):
+        for stored in self.pool.kv[layer]:
             moved = self._read(stored).gather(1, index)
             stored[page, :, slot % size] = moved.transpose(0, 1)
 

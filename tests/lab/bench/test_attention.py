@@ -14,6 +14,7 @@ from looseleaf_lab.bench.attention_cases import (
     document_subsets,
     shared,
 )
+from looseleaf_lab.bench.random_model import model_shape
 from looseleaf_lab.errors import BenchmarkRefused
 
 SMALL = AttentionConfig(
@@ -67,6 +68,14 @@ def test_every_case_is_measured_with_its_share_of_the_roofline():
     assert all(row["share_of_roofline"] > 0 and row["low"] <= row["median"] for row in rows)
     assert all(row["error_share_of_budget"] <= 1 for row in rows)
     assert len(list(ratios(rows))) == len(names)
+
+
+def test_latent_keys_are_counted_and_read_once():
+    shape = AttentionShape.of(model_shape("tiny-latent"), layers=1)
+    assert (shape.bytes_per_key, shape.flops_per_pair) == (32 * 4, 2 * 4 * (32 + 24))
+    rows = list(measure(replace(SMALL, shape=shape, only=("shared", "causal"))))
+    assert {row["arm"] for row in rows} > {"looseleaf", "ungrouped"}
+    assert all(row["error_share_of_budget"] <= 1 for row in rows)
 
 
 def test_a_wrong_answer_is_not_timed(monkeypatch):

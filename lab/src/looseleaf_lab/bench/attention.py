@@ -106,7 +106,7 @@ class Bench:
         self.config, self.shape = config, config.shape
         self.device = torch.device(config.device)
         shape = config.shape
-        size = (2, num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        size = (shape.planes, num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim)
         # a fixed seed, so that the budget check is deterministic
         self._generator = torch.Generator(self.device).manual_seed(0)
         self.pools = [
@@ -115,18 +115,19 @@ class Bench:
             )
             for _ in range(shape.layers)
         ]
-        rope = RopeConfig(shape.head_dim, shape.head_dim)
+        latent = shape.latent_rope > 0
+        rope = RopeConfig(shape.head_dim, shape.latent_rope or shape.head_dim)
         self.rotation = build_rotation(rope, longest, self.device)
         self.rule = ScoreRule(shape.head_dim**-0.5)
-        costs = cost_model_of(self.device, shape.head_dim, shape.dtype.itemsize)
+        costs = cost_model_of(self.device, shape.head_dim, shape.dtype.itemsize, latent=latent)
         self.planner = Planner(
             shape.page_size,
             shape.num_qo_heads,
             shape.num_kv_heads,
             self.device,
             costs,
-            finishing=True,
-            gathering=reads_gathered(self.pools[0][None], shape.dtype, [self.rule]),
+            finishing=not latent,
+            gathering=not latent and reads_gathered(self.pools[0][None], shape.dtype, [self.rule]),
         )
         # whether long prompts use the span kernel (`PassGraphs.sooner`)
         self.passes = serves(self.pools[0][0], self.rule)
@@ -142,9 +143,16 @@ class Bench:
     def measured_costs(self) -> CostModel | None:
         """Costs measured on the device, or None if it uses the built-in ones."""
         heads = self.shape.num_qo_heads, self.shape.num_kv_heads, self.shape.head_dim
-        shape = Shape(*heads, self.shape.page_size, self.shape.dtype, self.shape.dtype)
+        rope = self.shape.latent_rope
+        dtypes = self.shape.dtype, self.shape.dtype
+        shape = Shape(*heads, self.shape.page_size, *dtypes, rope > 0, rope or None)
         costs = costs_of(self.device, shape, make_probe=DeviceProbe)
         return None if costs.source == "built-in" else costs.model
+
+    @property
+    def truth(self) -> Truth:
+        """The input of the true answers of the first layer."""
+        return Truth(self.pools[0], self.rotation, self.rule, self.shape.latent_rope)
 
     def query(self, case: Case) -> Tensor:
         """Random unrotated query rows."""
@@ -164,7 +172,8 @@ class Bench:
     ) -> AttentionPlan:
         """The engine's plan of the case, or one that reads its new rows ``by_spans``."""
         costs = costs or self.planner.costs
-        finishing, gathering = not invariant, gathering and self.planner.gathering
+        finishing = not invariant and self.planner.finishing
+        gathering = gathering and self.planner.gathering
         planner = replace(
             self.planner,
             batch_invariant=invariant,
@@ -187,7 +196,8 @@ class Bench:
         pools: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Attention of one layer; ``pools`` replaces the pools of the shape's dtype."""
-        k_pages, v_pages = (pools or self.pools)[layer]
+        pool = (pools or self.pools)[layer]
+        k_pages, v_pages = pool[0], pool[-1]
         out = torch.empty_like(q)
         if plan.work is not None:
             rows = slice(0, plan.num_work_rows)
@@ -234,10 +244,7 @@ def require_right(model: ModelConfig, device: torch.device) -> None:
 
     The cases are rows that share, a ragged mixture, and a prompt after documents, long enough
     for the prompt kernel. Raises BenchmarkRefused if attention is wrong."""
-    shape = AttentionShape(
-        model.num_qo_heads, model.num_kv_heads, model.head_dim, layers=1,
-        dtype=getattr(torch, model.torch_dtype),
-    )  # fmt: skip
+    shape = AttentionShape.of(model, layers=1)
     num_rows, longest = (4, 256) if device.type == "cpu" else (64, 2048)
     sweep = [
         shared(shape, num_rows, longest, tail=longest // 8, spread=16),
@@ -249,7 +256,7 @@ def require_right(model: ModelConfig, device: torch.device) -> None:
     for case in sweep:
         q = bench.query(case)
         out = bench.layer(q, bench.plan(case), 0, bench.rotation)
-        check(case, q, out, Truth(bench.pools[0], bench.rotation, bench.rule))
+        check(case, q, out, bench.truth)
 
 
 def measure(
@@ -282,12 +289,13 @@ def _work(shape: AttentionShape, case: Case) -> float:
 
 def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
     """The engine's plan, and variants that show the cost of its parts."""
+    shape = bench.shape
     plan = bench.plan(case)
-    arms = {
-        "looseleaf": bench.arm(q, plan),
-        "without frames": bench.arm(q, plan, bench.flat),
-    }
-    if len(case.chunks) == 1 and len(case.chunks[0].spans) > 1:
+    arms = {"looseleaf": bench.arm(q, plan)}
+    # the kernels find a latent key's values after its rotated dims
+    if not shape.latent_rope:
+        arms["without frames"] = bench.arm(q, plan, bench.flat)
+    if not shape.latent_rope and len(case.chunks) == 1 and len(case.chunks[0].spans) > 1:
         in_place = bench.plan(case, gathering=False)
         if plan.spans is not None and plan.spans.source_slots is not None:
             arms["without frames, rows turned once"] = gathered_once(bench, q, plan)
@@ -298,7 +306,8 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
     if case.rows:
         layers = range(bench.shape.layers)
         # the engine plans narrower pages with other costs
-        costs = cost_model_of(bench.device, bench.shape.head_dim, FP8.itemsize)
+        latent = bench.shape.latent_rope > 0
+        costs = cost_model_of(bench.device, shape.head_dim, FP8.itemsize, latent=latent)
         narrow = bench.plan(case, costs=costs)
         arms[_NARROW] = lambda: [
             bench.layer(q, narrow, layer, bench.rotation, bench.narrow_pools) for layer in layers
@@ -314,6 +323,8 @@ def _peer_arms(
     bench: Bench, case: Case, q: Tensor, on_missing: Callable[[str], None]
 ) -> dict[str, Callable[[], float]]:
     """Timers of the peers that support the case; paged peers must reproduce our answer."""
+    if bench.shape.latent_rope:
+        return {}
     flat = bench.layer(q, bench.plan(case), 0, bench.flat).double()
     timers = {}
     for peer in peers_of(case, bench.shape, q, on_missing):
@@ -347,7 +358,7 @@ def _measure_case(
 ) -> Iterator[Row]:
     q = bench.query(case)
     plan = bench.plan(case)
-    truth = Truth(bench.pools[0], bench.rotation, bench.rule)
+    truth = bench.truth
     progress.stage(f"{case.name}: {case.num_rows} rows, some of them against fp64")
     error = check(case, q, bench.layer(q, plan, 0, bench.rotation), truth)
     shape, arms = bench.shape, _own_arms(bench, case, q)

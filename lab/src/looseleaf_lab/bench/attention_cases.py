@@ -9,12 +9,15 @@ import torch
 
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.config import ModelConfig
 
 
 @dataclass(frozen=True)
 class AttentionShape:
     """Heads and pages of the measured model; ``layers`` pools alternate, so that no layer's keys
-    are in a cache."""
+    are in a cache.
+
+    With ``latent_rope`` dims, keys are latent: their other dims are the values."""
 
     num_qo_heads: int = 32
     num_kv_heads: int = 8
@@ -22,16 +25,34 @@ class AttentionShape:
     page_size: int = 16
     layers: int = 3
     dtype: torch.dtype = torch.bfloat16
+    latent_rope: int = 0
+
+    @classmethod
+    def of(cls, model: ModelConfig, layers: int = 3) -> "AttentionShape":
+        """The heads of ``model``, in its dtype."""
+        return cls(
+            model.num_qo_heads,
+            model.num_kv_heads,
+            model.head_dim,
+            layers=layers,
+            dtype=getattr(torch, model.torch_dtype),
+            latent_rope=0 if model.latent is None else model.latent.rope_dim,
+        )
+
+    @property
+    def planes(self) -> int:
+        """Vectors that a KV head stores of a key."""
+        return 1 if self.latent_rope else 2
 
     @property
     def bytes_per_key(self) -> int:
         """K and V of all KV heads of one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return self.planes * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def flops_per_pair(self) -> int:
         """Both products of one row and one key, over all heads."""
-        return 4 * self.num_qo_heads * self.head_dim
+        return 2 * self.num_qo_heads * (2 * self.head_dim - self.latent_rope)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looseleaf.config import EngineConfig, ExpertConfig, ModelConfig, Quantize, RopeConfig
+from looseleaf.config import (
+    EngineConfig,
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    Quantize,
+    RopeConfig,
+)
 from looseleaf.engine.engine import Engine
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
 from looseleaf.models.checkpoint.expert_tensors import padded_router
-from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm, Router
+from looseleaf.models.layers import (
+    DecoderWeights,
+    LatentWeights,
+    LayerWeights,
+    Norm,
+    Router,
+)
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
@@ -72,6 +85,46 @@ MODEL_SHAPES = {
         norm_eps=1e-5,
         tie_word_embeddings=True,
         torch_dtype="bfloat16",
+    ),
+    # with dense layers only
+    "deepseek-v2-lite": ModelConfig(
+        family="deepseek_v2",
+        vocab_size=102_400,
+        hidden_size=2048,
+        intermediate_size=10_944,
+        num_layers=27,
+        num_qo_heads=16,
+        num_kv_heads=1,
+        head_dim=576,
+        rope=RopeConfig(
+            head_dim=576,
+            rotary_dim=64,
+            interleaved=True,
+            law="yarn",
+            factor=40.0,
+            max_position_embeddings=163_840,
+            original_max_position_embeddings=4096,
+            mscale=0.707,
+            mscale_all_dim=0.707,
+        ),
+        max_position_embeddings=163_840,
+        softmax_scale=0.114721386,
+        torch_dtype="bfloat16",
+        latent=LatentConfig(rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+    ),
+    "tiny-latent": ModelConfig(
+        family="deepseek_v3",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=1,
+        head_dim=32,
+        rope=RopeConfig(head_dim=32, rotary_dim=8, interleaved=True),
+        max_position_embeddings=4096,
+        softmax_scale=0.25,
+        latent=LatentConfig(rank=24, nope_dim=8, rope_dim=8, value_dim=12, query_rank=16),
     ),
     # the reference model's shape, with a longer context
     "small": ModelConfig(
@@ -165,7 +218,10 @@ def random_weights(
     With ``quantize``, matrices of layers are narrowed to these codes."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, law = model.hidden_size, model.experts
-    q_size, kv_size = model.num_qo_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    features = (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
+    if model.latent is not None:
+        queries = model.latent.query_rank or model.num_qo_heads * model.latent.query_dim
+        features = queries + model.latent.key_dim
 
     def random_weight(rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -178,6 +234,21 @@ def random_weights(
     def norm(size: int = hidden) -> Norm:
         ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
+
+    def latent() -> LatentWeights | None:
+        shape, heads = model.latent, model.num_qo_heads
+        if shape is None:
+            return None
+        key_up = random_weight(heads * shape.nope_dim, shape.rank)
+        value_up = random_weight(heads * shape.value_dim, shape.rank)
+        rank, query_size = shape.query_rank, heads * shape.query_dim
+        return LatentWeights(
+            norm(shape.rank),
+            key_up.view(heads, -1, shape.rank),
+            value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
+            norm(rank) if rank else None,
+            projection(query_size, rank) if rank else None,
+        )
 
     def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
@@ -204,12 +275,13 @@ def random_weights(
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
-            qkv=projection(q_size + 2 * kv_size, hidden),
-            output=projection(hidden, q_size),
+            qkv=projection(features, hidden),
+            output=projection(hidden, model.output_dim),
             mlp_norm=norm(),
             **mlp(layer),
             q_norm=head_norm,
             k_norm=head_norm,
+            latent=latent(),
         )
         for layer in range(model.num_layers)
     )

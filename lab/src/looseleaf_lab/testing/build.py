@@ -47,6 +47,9 @@ class SceneBuilder:
         shape = self.shape
         k = self.normal(length, shape.num_kv_heads, shape.head_dim)
         v = self.normal(length, shape.num_kv_heads, shape.head_dim)
+        if shape.latent:
+            v = k.clone()
+            v[..., : shape.rotary_dim] = 0.0
         positions_tensor = torch.tensor(
             range(length) if positions is None else positions, device=shape.device
         )
@@ -155,7 +158,7 @@ class SceneBuilder:
         self.random.shuffle(order)
         size = (len(order), shape.num_kv_heads, shape.page_size, shape.head_dim)
         k_pages = torch.full(size, torch.nan, dtype=shape.dtype, device=shape.device)
-        v_pages = k_pages.clone()
+        v_pages = k_pages if shape.latent else k_pages.clone()
         # only patches have slot positions; other pages hold an arbitrary value
         slots = torch.full((len(order), shape.page_size), 3, dtype=torch.int32, device=shape.device)
         wide = torch.float64 if shape.dtype == torch.float64 else torch.float32
@@ -167,7 +170,8 @@ class SceneBuilder:
             position = torch.arange(segment.length, device=shape.device)
             page = torch.tensor(segment.pages, device=shape.device)[position // shape.page_size]
             k_pages[page, :, position % shape.page_size] = k.to(shape.dtype)
-            v_pages[page, :, position % shape.page_size] = segment.v
+            if not shape.latent:
+                v_pages[page, :, position % shape.page_size] = segment.v
             if segment.explicit:
                 slots[torch.tensor(segment.pages, device=shape.device)] = -1
                 slots[page, position % shape.page_size] = segment.positions.int()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from looseleaf.types import Rotation, ScoreRule
+from looseleaf.types import AttnState, Rotation, ScoreRule
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Shape:
     longest_tail: int = 40
     most_rows: int = 30
     softmax_scale: float | None = None
+    latent: bool = False
+    """Keys are the values, in the dims that do not rotate."""
 
 
 @dataclass(eq=False)
@@ -109,6 +111,15 @@ def visible_keys(scene: Scene, reading: Reading) -> Tensor:
             selected_pages = torch.tensor(pages, dtype=torch.long, device=visible_positions.device)
             visible[:, head] &= torch.isin(ordinal, selected_pages)
     return visible
+
+
+def with_values(scene: Scene, state: AttnState) -> AttnState:
+    """``state`` with zeros in dims without a value: the rotated ones, if keys are the values."""
+    if not scene.shape.latent:
+        return state
+    out = state.out.clone()
+    out[..., : scene.shape.rotary_dim] = 0.0
+    return AttnState(out, state.lse)
 
 
 def turned_at(x: Tensor, positions: Tensor, frequencies: Tensor, interleaved: bool) -> Tensor:

@@ -20,6 +20,19 @@ VARIANTS: dict[str, Shape] = {
     "alibi": Shape(alibi=True, rotary_dim=0),
     "masks": Shape(masks=True),
     "patches": Shape(masks=True, patches=True),
+    "latent": Shape(
+        head_dim=48, num_qo_heads=6, num_kv_heads=1, rotary_dim=16, interleaved=True, latent=True
+    ),
+    "latent-patches": Shape(
+        head_dim=40,
+        num_qo_heads=6,
+        num_kv_heads=1,
+        rotary_dim=8,
+        latent=True,
+        masks=True,
+        patches=True,
+        window=40,
+    ),
     "per-head-pages": Shape(per_head=True),
     "everything": Shape(
         masks=True, patches=True, soft_cap=5.0, window=40, alibi=True, rotary_dim=48

@@ -92,7 +92,8 @@ class _ReportingProbe:
 
 @dataclass(frozen=True)
 class Shape:
-    """Inputs of the costs besides the device: heads, and the dtypes of queries and pages."""
+    """Inputs of the costs besides the device: heads, and the dtypes of queries and pages; whether
+    keys are the values, after their ``rotary_dim``."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -100,6 +101,8 @@ class Shape:
     page_size: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    latent: bool = False
+    rotary_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,8 @@ def costs_of(
     Falls back to built-in costs, with a warning in the log, where measuring fails: on a CPU, or
     without enough memory.
     """
-    built_in = cost_model_of(device, shape.head_dim, shape.kv_dtype.itemsize)
+    latent = shape.latent
+    built_in = cost_model_of(device, shape.head_dim, shape.kv_dtype.itemsize, latent=latent)
     if device.type != "cuda":
         return _built_in(built_in, f"kernels are not compiled for {device.type}")
     name = torch.cuda.get_device_name(device)
@@ -208,7 +212,9 @@ def costs_of(
             make_probe(device, shape),
             built_in,
             shape,
-            lambda tile: other_tiles(device, tile, shape.head_dim, shape.kv_dtype.itemsize),
+            lambda tile: other_tiles(
+                device, tile, shape.head_dim, shape.kv_dtype.itemsize, latent=latent
+            ),
             on_launch,
         )
     except (CalibrationFailed, torch.cuda.OutOfMemoryError) as error:

@@ -193,10 +193,18 @@ class TileRead:
 
 
 def default_cost_model(
-    head_dim: int, itemsize: int, num_processors: int, *, hopper: bool = False
+    head_dim: int,
+    itemsize: int,
+    num_processors: int,
+    *,
+    hopper: bool = False,
+    latent: bool = False,
 ) -> CostModel:
     """Costs measured on an H200 with heads of 128 in bf16, scaled to the shape: only their ratios
-    matter for the choice of a plan. ``hopper`` assumes that generation's kernels."""
+    matter for the choice of a plan. ``hopper`` assumes that generation's kernels; ``latent`` keys
+    are the values."""
+    if latent:
+        return _latent_costs(head_dim, itemsize, num_processors)
     block_d = max(64, 1 << (head_dim - 1).bit_length())
     scale = block_d * itemsize / 256
 
@@ -231,17 +239,35 @@ def default_cost_model(
     )
 
 
+def _latent_costs(head_dim: int, itemsize: int, num_processors: int) -> CostModel:
+    """Costs from the bytes and products of keys of 576 dims in bf16, scaled to the shape."""
+    scale = head_dim * itemsize / 1152
+    if itemsize > 2:
+        narrow, wide = Tile(16, 16, 4, 2, 1), Tile(32, 16, 8, 1, 1)
+    else:
+        narrow, wide = Tile(16, 32, 4, 3, 2), Tile(64, 64, 8, 2, 1)
+    programs = narrow.programs_per_sm * num_processors
+    few = TileCost(narrow, programs, 3.0, 0.1 * scale, 0.035 * scale)
+    # products bound the wide tile: e4m3 keys are widened
+    many = TileCost(wide, num_processors, 8.0, 0.06 * head_dim / 576, 0.05 * head_dim / 576)
+    return CostModel(few, many, launch=4.0, per_state=0.001)
+
+
 def _on_hopper(head_dim: int, itemsize: int) -> bool:
     """Whether the Hopper kernels serve these pages; they have one tile of each kind."""
     return itemsize == 2 and head_dim in (64, 128)
 
 
-def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) -> list[Tile]:
+def other_tiles(
+    device: torch.device, tile: Tile, head_dim: int, itemsize: int, *, latent: bool = False
+) -> list[Tile]:
     """Alternatives to ``tile`` that fit the GPU's shared memory."""
     properties = torch.cuda.get_device_properties(device)
     if properties.major == 9 and _on_hopper(head_dim, itemsize):
         return []
-    block_d = max(64, 1 << (head_dim - 1).bit_length())
+    # values of latent keys are in the keys' own tile
+    block_d = head_dim if latent else max(64, 1 << (head_dim - 1).bit_length())
+    planes = 1 if latent else 2
     other = [
         replace(tile, block_n=block_n, num_stages=stages)
         for block_n in (tile.block_n // 2, tile.block_n, 2 * tile.block_n)
@@ -250,17 +276,25 @@ def other_tiles(device: torch.device, tile: Tile, head_dim: int, itemsize: int) 
     room = _SHARED_BYTES // tile.programs_per_sm
 
     def fits(candidate: Tile) -> bool:
-        tiles = candidate.block_m + 2 * candidate.num_stages * candidate.block_n
+        # the narrow tile of latent keys has a buffer fewer than stages
+        buffers = candidate.num_stages - (latent and candidate.block_m < 64)
+        tiles = candidate.block_m + planes * buffers * candidate.block_n
         return candidate.block_n >= 16 and tiles * block_d * itemsize <= room
 
     return [candidate for candidate in other if candidate != tile and fits(candidate)]
 
 
-def cost_model_of(device: torch.device, head_dim: int, itemsize: int) -> CostModel:
+def cost_model_of(
+    device: torch.device, head_dim: int, itemsize: int, *, latent: bool = False
+) -> CostModel:
     """The default costs of a device; on a CPU, where kernels are only interpreted, any serve."""
     if device.type != "cuda":
-        return default_cost_model(head_dim, itemsize, 132)
+        return default_cost_model(head_dim, itemsize, 132, latent=latent)
     properties = torch.cuda.get_device_properties(device)
     return default_cost_model(
-        head_dim, itemsize, properties.multi_processor_count, hopper=properties.major == 9
+        head_dim,
+        itemsize,
+        properties.multi_processor_count,
+        hopper=properties.major == 9,
+        latent=latent,
     )

@@ -31,10 +31,16 @@ class DeviceProbe:
         units = 4 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 8
         items = max_items or 2 * units // shape.num_kv_heads
         self._num_pages = items * LONG // shape.page_size
-        size = (2, self._num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim)
+        size = (
+            1 if shape.latent else 2,
+            self._num_pages,
+            shape.num_kv_heads,
+            shape.page_size,
+            shape.head_dim,
+        )
         pages = torch.empty(size, dtype=shape.dtype, device=device).normal_()
         self._pages = pages.to(shape.kv_dtype)
-        angles = torch.zeros(LONG + 1, shape.head_dim // 2, device=device)
+        angles = torch.zeros(LONG + 1, (shape.rotary_dim or shape.head_dim) // 2, device=device)
         self._rotation = Rotation(angles + 1, angles)
         self._rule = ScoreRule(shape.head_dim**-0.5)
         self._order = np.random.default_rng(0).permutation(self._num_pages)
@@ -48,7 +54,7 @@ class DeviceProbe:
             first += -(-items // readers) * (keys // shape.page_size)
         size = (rows, shape.num_qo_heads, shape.head_dim)
         q = torch.randn(size, device=self.device).to(shape.dtype)
-        k_pages, v_pages = self._pages
+        k_pages, v_pages = self._pages[0], self._pages[-1]
 
         def launch() -> None:
             for work in lists:

@@ -110,13 +110,12 @@ class HostedPass:
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
-            turned = (rotate(k, at, rotation), v)
-            self.context.append(torch.stack([x.transpose(0, 1) for x in turned]))
+            self.context.append(self._planes(rotate(k, at, rotation), v))
             turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
             return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
-        own = torch.stack((rotate(k, self.places, rotation), v)).transpose(1, 2)
+        own = self._planes(rotate(k, self.places, rotation), v)
         kv[:, :, first:stop] = own
         turned_q = rotate(q.float(), self.places, rotation)
         self._keep(layer, turned_q, first, stop)
@@ -128,6 +127,10 @@ class HostedPass:
             behind = rotate(q.float(), self.places + len(self.job.context), rotation)
             states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
         return merge_all(states).out.to(dtype)
+
+    def _planes(self, k: Tensor, v: Tensor) -> Tensor:
+        """Keys and values as the segment stores them, ``[planes, kv_heads, rows, head_dim]``."""
+        return torch.stack((k, v)[: self.job.segment.kv.shape[1]]).transpose(1, 2)
 
     def _keep(self, layer: int, q: Tensor, first: int, stop: int) -> None:
         """Store the chunk's queries from which the index learns."""

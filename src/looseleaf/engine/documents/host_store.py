@@ -45,7 +45,7 @@ def store(tier: DiskTier | None, job: HostingJob) -> bool | None:
         segment.num_tokens,
         kv.shape[0],
         # one page for the whole document
-        (2, 1, kv.shape[2], kv.shape[3], kv.shape[4]),
+        (kv.shape[1], 1, kv.shape[2], kv.shape[3], kv.shape[4]),
         dtype_name(kv.dtype),
         kv[0].numel() * kv.element_size(),
         job.tenant,
@@ -98,7 +98,8 @@ def _read(tier: DiskTier, segment: HostedSegment) -> bool:
     if reader is None:
         return False
     try:
-        layout = (2, 1, *segment.kv.shape[2:]), dtype_name(segment.kv.dtype)
+        planes = segment.kv.shape[1]
+        layout = (planes, 1, *segment.kv.shape[2:]), dtype_name(segment.kv.dtype)
         if (tuple(reader.record.layer_shape), reader.record.dtype) != layout:
             return False
         for layer, memory in enumerate(segment.kv.view(len(segment.kv), -1)):

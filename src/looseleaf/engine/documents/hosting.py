@@ -244,6 +244,7 @@ class Hosting:
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            planes=shape.kv_planes,
             dtype=self.model.dtype,
         )
 

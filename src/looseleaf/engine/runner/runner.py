@@ -97,6 +97,7 @@ class Runner:
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            planes=shape.kv_planes,
             dtype=pool_dtype(model, config.cache),
             device=model.device,
         )
@@ -349,6 +350,8 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
         page_size=config.cache.page_size,
         dtype=model.dtype,
         kv_dtype=dtype,
+        latent=shape.latent is not None,
+        rotary_dim=shape.rope.rotary_dim,
     )
     return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 
@@ -368,7 +371,7 @@ def _pool_pages(cache: CacheConfig, sequences: int, model: Decoder, max_model_le
     if cache.num_pages is not None:
         return cache.num_pages
     shape = model.config
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    per_token = shape.kv_planes * shape.num_layers * shape.num_kv_heads * shape.head_dim
     per_page = per_token * pool_dtype(model, cache).itemsize * cache.page_size
     if cache.memory_gib is not None:
         pages = int(cache.memory_gib * _GIB) // per_page

@@ -80,9 +80,11 @@ def rehearsal(
     graphs = StepGraphs(short, attention, max_num_seqs, rehearsal=True)
     passes = ScoringGraphs(short, attention, rehearsal=True) if with_passes else None
     captures = Captures(model.device, rehearsal=True)
+    # the memory of captures ends with its last graph
+    kept: list[object] = []
 
     def capture(launches: Launches) -> None:
-        captures.capture(lambda within: [launch() for launch in launches][-1])
+        kept.append(captures.capture(lambda within: [launch() for launch in launches][-1]))
 
     return [
         partial(_start_library, model.device),

@@ -283,13 +283,15 @@ def read_chunk(
 
 def attend_segment(
     q: Float[Tensor, "rows qo_heads head_dim"],
-    kv: Float[Tensor, "2 kv_heads keys head_dim"],
+    kv: Float[Tensor, "planes kv_heads keys head_dim"],
     rule: ScoreRule,
     causal: bool = False,
     *,
     of_prompt: bool = False,
 ) -> AttnState:
     """The state of rows, rotated to the segment's frame, over all its keys; fp32.
+
+    ``kv`` has keys and values, or keys that are the values.
 
     ``causal`` rows are the segment's own: row i sees keys up to i. On a CPU ``of_prompt`` rows are
     multiplied in the keys' own dtype, as in the pool, all others in fp32."""
@@ -300,11 +302,12 @@ def attend_segment(
     for first in range(0, kv.shape[2], max(step, 1)):
         tile = kv[:, :, first : first + step]
         if q.is_cuda:
-            k, v = _to_device(tile, q.device)
-            states.append(attend_dense_cuda(q, k, v, rule.softmax_scale, causal))
+            sides = _to_device(tile, q.device)
+            scale = rule.softmax_scale
+            states.append(attend_dense_cuda(q, sides[0], sides[-1], scale, causal))
             continue
-        k, v = (part[None].to(dtype) for part in tile)
-        out, lse = attend_dense(heads, k, v, rule, causal=causal)
+        wide = tile[:, None].to(dtype)
+        out, lse = attend_dense(heads, wide[0], wide[-1], rule, causal=causal)
         states.append(AttnState(out[0].transpose(0, 1), lse[0].transpose(0, 1)))
     if not states:
         return AttnState(q.new_zeros(q.shape), q.new_full(q.shape[:2], -torch.inf))

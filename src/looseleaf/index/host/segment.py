@@ -18,13 +18,15 @@ from looseleaf.ops.native.host_memory import host_zeros
 class HostedSegment:
     """``kv[layer]`` has keys, rotated into the frame, and values, for each KV head and token.
 
+    With one of ``planes`` the keys are the values.
+
     ``queries_of[layer]`` is a sample of the segment's own queries, in the frame, kept until the
     index is built. ``filled`` counts computed tokens. ``index`` is None until it is built; a
     segment without an index is read in full."""
 
     key: SegmentKey
     num_tokens: int
-    kv: Float[Tensor, "layers 2 kv_heads tokens head_dim"]
+    kv: Float[Tensor, "layers planes kv_heads tokens head_dim"]
     queries_of: list[Float[Tensor, "qo_heads sampled head_dim"]] = field(default_factory=list)
     filled: int = 0
     index: SegmentIndex | None = None
@@ -48,14 +50,15 @@ class HostedSegment:
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,
+        planes: int = 2,
         dtype: torch.dtype,
     ) -> "HostedSegment":
         """A zeroed segment, before its keys and values are computed."""
-        shape = (num_layers, 2, num_kv_heads, num_tokens, head_dim)
+        shape = (num_layers, planes, num_kv_heads, num_tokens, head_dim)
         return cls(key, num_tokens, host_zeros(shape, dtype))
 
     @property
-    def layers(self) -> list[Float[Tensor, "2 kv_heads tokens head_dim"]]:
+    def layers(self) -> list[Float[Tensor, "planes kv_heads tokens head_dim"]]:
         """Keys and values, layer by layer."""
         return list(self.kv)
 
@@ -76,7 +79,7 @@ class HostedSegment:
 
     def value_rows(self, layer: int, kv_head: int) -> Float[Tensor, "tokens head_dim"]:
         """The values of a head."""
-        return self.kv[layer, 1, kv_head]
+        return self.kv[layer, -1, kv_head]
 
     def queries(self, layer: int, qo_head: int) -> Float[Tensor, "queries head_dim"]:
         """The sampled queries of a head, fp32, in the frame; empty for a segment without tokens."""
@@ -89,6 +92,6 @@ class HostedSegment:
         if (layer, kv_head) not in self._vectors:
             assert self.index is not None
             tokens = self.index.indexed
-            values = self.kv[layer, 1, kv_head, tokens.start : tokens.stop]
+            values = self.kv[layer, -1, kv_head, tokens.start : tokens.stop]
             self._vectors[layer, kv_head] = KeyVectors(values, len(values))
         return self._vectors[layer, kv_head]

@@ -44,7 +44,7 @@ class PlaceTables:
         kv = segment.kv[layer]
         group = self._num_qo_heads // kv.shape[1]
         pairs = [
-            tuple(KeyVectors(kv[which, head], kv.shape[2]) for which in range(2))
+            tuple(KeyVectors(kv[plane, head], kv.shape[2]) for plane in (0, -1))
             for head in range(kv.shape[1])
         ]
         heads = [HeadKeys(None, None, (k, v)) for k, v in pairs for _ in range(group)]
@@ -59,7 +59,8 @@ class PlaceTables:
             if head % group == 0:
                 ends = torch.cat((kv[:, head // group, : tokens.start],
                                   kv[:, head // group, tokens.stop :]), 1)  # fmt: skip
-                k, v = (KeyVectors(part.clone(), ends.shape[1]) for part in ends)
+                sides = [KeyVectors(part.clone(), ends.shape[1]) for part in ends]
+                k, v = sides[0], sides[-1]
             values = segment.values(layer, head // group)
             heads.append(HeadKeys(index.at(layer, head), values, (k, v)))
         return HeadTable(heads)

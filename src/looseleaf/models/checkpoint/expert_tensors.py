@@ -15,6 +15,7 @@ from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear.native import GROUP
+from looseleaf.ops.dense.scaled_linear import TILE
 
 _ROUTER_TILE = 64
 
@@ -22,6 +23,8 @@ _ROUTER_TILE = 64
 @runtime_checkable
 class TensorReader(Protocol):
     """Reads or checks tensors by name; see ``weights.py``."""
+
+    def __contains__(self, name: str) -> bool: ...
 
     def matrix(
         self, names: list[str], sizes: list[int], fan_in: int
@@ -39,14 +42,14 @@ class TensorReader(Protocol):
 
 
 class ExpertNames(NamedTuple):
-    """A family's names below a layer. ``gate_up`` is set if a tensor has all experts."""
+    """A family's names below a layer. ``stacked`` tensors have all experts."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts."
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    stacked: tuple[str, str] | None = None
+    stacked: tuple[()] | tuple[str, str] = ()
     shared: str = "mlp.shared_experts."
     shared_gate: str = "mlp.shared_expert_gate"
     selection_bias: str = "mlp.gate.e_score_correction_bias"
@@ -59,6 +62,7 @@ _NAMES = {
     "qwen2_moe": ExpertNames(shared="mlp.shared_expert."),
     "granitemoe": ExpertNames(
         "block_sparse_moe.router.layer",
+        "block_sparse_moe.experts.",
         stacked=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
     ),
 }
@@ -90,8 +94,10 @@ def read_experts(
     law, names = config.experts, _NAMES.get(config.family, ExpertNames())
     assert law is not None, "a layer of experts"
     hidden, inner = config.hidden_size, law.intermediate_size
-    if names.stacked is not None:
-        first, second = (f"{prefix}{name}.weight" for name in names.stacked)
+    stacked = [f"{prefix}{name}.weight" for name in names.stacked]
+    # GGUF files store gate and up apart
+    if stacked and stacked[0] in reader:
+        first, second = stacked
         shapes = (law.num_experts, 2 * inner, hidden), (law.num_experts, hidden, inner)
         gate_up: Tensor | QuantizedWeight = reader.fused([first], [shapes[0]]).flatten(0, 1)
         down: Tensor | QuantizedWeight = reader.fused([second], [shapes[1]]).flatten(0, 1)
@@ -105,7 +111,10 @@ def read_experts(
     if law.num_shared > 1:
         wide = prefix + names.shared, law.num_shared
         gate_up, down = _with_wide_shared(reader, gate_up, down, names, *wide)
-    return Projection(reader.narrow(gate_up)), Projection(reader.narrow(down))
+    if inner % TILE == hidden % TILE == 0:
+        # the kernel takes codes of whole tiles
+        gate_up, down = reader.narrow(gate_up), reader.narrow(down)
+    return Projection(gate_up), Projection(down)
 
 
 def _uniform(

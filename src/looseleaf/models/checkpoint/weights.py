@@ -27,6 +27,7 @@ from looseleaf.models.checkpoint.expert_tensors import (
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.latent_tensors import fused_tensors, read_latent
 from looseleaf.models.checkpoint.scaled_tensors import (
     UNUSED,
     StoredMatrix,
@@ -62,7 +63,7 @@ _COMPARED_ROWS = 4096
 _FUSED_GATES = ("phi3", "glm", "glm4")
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
 # families whose layers after the last predict further tokens, which the decoder does not use
-_PREDICTING = ("glm4_moe",)
+_PREDICTING = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 # buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 
@@ -147,9 +148,12 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
     norms = _NORM_NAMES.get(config.family, _NormNames())
+    latent = None if config.latent is None else read_latent(reader, config, attention)
     q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    if config.latent is not None:
+        qkv_names, qkv_sizes = fused_tensors(config)
     up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
     if config.family in _FUSED_GATES:
         up_names, up_sizes = ["gate_up_proj"], [2 * inner]
@@ -180,7 +184,9 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
         qkv=reader.projection(
             [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias
         ),
-        output=reader.projection([attention + output_name], [hidden], q_size, config.output_bias),
+        output=reader.projection(
+            [attention + output_name], [hidden], config.output_dim, config.output_bias
+        ),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
         gate_up=gate_up,
         down=down,
@@ -189,6 +195,7 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
+        latent=latent,
     )
 
 

@@ -12,8 +12,16 @@ from torch import Tensor
 from looseleaf.ops.attention_received.readers import Readers
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
-from looseleaf.ops.rotate.kernel import load_rotated, table
-from looseleaf.ops.scores.kernel import LOG2_E, is_shown, scaled_query, score_tile, slots_of_tile
+from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated, table
+from looseleaf.ops.scores.kernel import (
+    LOG2_E,
+    is_shown,
+    latent_blocks,
+    scaled_query,
+    score_tile,
+    score_turned,
+    slots_of_tile,
+)
 from looseleaf.types import Rotation, ScoreRule
 
 
@@ -31,8 +39,11 @@ def _attention_received_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
+    # wide heads are read in two blocks: their rotated dims, and the others
+    SPLIT: tl.constexpr = BLOCK_T > 0
+    FIRST: tl.constexpr = ROTARY_DIM if SPLIT else 0
     kv_head = tl.program_id(0)
     # the span of this block, and its index in the span: blocks are numbered span by span
     block, span, first_key = tl.program_id(1), 0, 0
@@ -56,8 +67,8 @@ def _attention_received_kernel(
     p_page = page_indices + tl.load(span_page_indptr + span) + ordinal
     page = tl.load(p_page, mask=in_span, other=0).to(tl.int64)
     p_k = k_pages + kv_head * stride_page_head + page * stride_page + slot * stride_slot
-    m_k = in_span[:, None] & (o_d < HEAD_DIM)[None, :]
-    b_k = tl.load(p_k[:, None] + (o_d * stride_d)[None, :], mask=m_k, other=0.0)  # [N, D]
+    m_k = in_span[:, None] & (o_d < HEAD_DIM - FIRST)[None, :]
+    b_k = tl.load(p_k[:, None] + ((FIRST + o_d) * stride_d)[None, :], mask=m_k, other=0.0)  # [N, D]
 
     shown = in_span
     if mask_words is not None:
@@ -82,14 +93,23 @@ def _attention_received_kernel(
             if WINDOWED:
                 visible &= distance < window
             row = row.to(tl.int64)
+            p_q = q + row * stride_q_row + head * stride_q_head
             b_q = load_rotated(
-                q + row * stride_q_row + head * stride_q_head, stride_q_d,
-                tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
-                HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
-            )  # fmt: skip  # [M, D]
+                p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
+                FIRST if SPLIT else HEAD_DIM, ROTARY_DIM, INTERLEAVED,
+                BLOCK_T if SPLIT else BLOCK_D,
+            )  # fmt: skip  # [M, D], or [M, T]
             b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
             b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
-            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+            products = None
+            if SPLIT:
+                products = score_turned(b_q, p_k, stride_d, in_span, ROTARY_DIM, BLOCK_T)
+                b_q = load_unrotated(
+                    p_q + FIRST * stride_q_d, stride_q_d, m_row, HEAD_DIM - FIRST, BLOCK_D
+                )
+                b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
+                b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
+            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
             # a row without keys has only hidden keys here: any finite pivot is correct
             pivot = tl.load(lse + row * stride_lse_row + head, mask=m_row, other=0.0) * LOG2_E
             pivot = tl.where(pivot == float("-inf"), 0.0, pivot)
@@ -115,9 +135,12 @@ def attention_received_triton(
     received = torch.zeros(num_kv_heads, num_keys, dtype=torch.float32, device=q.device)
     if not num_keys or not len(q):
         return received.amax(0)
-    block_d = triton.next_power_of_2(head_dim)
+    block_d, block_t = triton.next_power_of_2(head_dim), 0
+    if block_d > 256 and 0 < rotation.rotary_dim < head_dim:
+        block_d, block_t = latent_blocks(rotation, head_dim)
     block_n = 64 if block_d <= 128 and q.element_size() == 2 else 32
-    block_m = min(64, max(16, triton.next_power_of_2(16 * group)))
+    # rotated rows of wide heads fill the registers
+    block_m = min(64 if block_d <= 256 else 16, max(16, triton.next_power_of_2(16 * group)))
     # each span may end in a partial block
     num_spans = len(spans.span_length)
     blocks = num_keys // block_n + num_spans
@@ -133,6 +156,7 @@ def attention_received_triton(
         GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size,
         INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
         WIDENED=k_pages.dtype is FP8, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        BLOCK_T=block_t,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return received.amax(0)

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from looseleaf.types import AttnState
 
+# the library's kernels have no wider heads
+_MOST_DIMS = 256
+
 
 def attend_dense_cuda(
     q: Float[Tensor, "rows qo_heads head_dim"],
@@ -23,6 +26,8 @@ def attend_dense_cuda(
     rows, heads, dim = q.shape
     group = heads // k.shape[0]
     q = q.to(k.dtype)
+    if dim > _MOST_DIMS:
+        return _attend_products(q, k, v, softmax_scale, causal)
     if causal:
         queries = q.transpose(0, 1)
         k, v = (side.repeat_interleave(group, 0) for side in (k, v))
@@ -44,3 +49,19 @@ def attend_dense_cuda(
         return AttnState(out.transpose(0, 1).contiguous(), lse.transpose(0, 1).contiguous())
     out = out.view(-1, rows, group, dim).transpose(0, 1).reshape(rows, heads, dim)
     return AttnState(out, lse.view(-1, rows, group).transpose(0, 1).reshape(rows, heads))
+
+
+def _attend_products(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+) -> AttnState:
+    """`attend_dense_cuda` by two products, for wide heads."""
+    rows, heads, dim = q.shape
+    grouped = q.view(rows, len(k), -1, dim)
+    scores = torch.einsum("rkgd,knd->kgrn", grouped, k).float() * softmax_scale
+    if causal:
+        later = torch.ones(rows, k.shape[1], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().to(v.dtype)
+    out = torch.einsum("kgrn,knd->rkgd", weights, v).float()
+    return AttnState(out.reshape(rows, heads, dim), lse.permute(2, 0, 1).reshape(rows, heads))

@@ -42,7 +42,7 @@ def gather_kv(
     implementation: Implementation = "auto",
 ) -> None:
     """Writes ``rotate(k, turns)`` and ``v`` of ``sources.slots`` to the first slots of the gathered
-    pages.
+    pages. Values are not written if both gathered pages are the same memory.
 
     The rotation is in fp32. A key stored at ``p`` in a frame at Δ becomes a key at ``Δ + p``, with
     one more rounding. Slots with source -1 become zeros; slots with source `UNUSED`, and slots

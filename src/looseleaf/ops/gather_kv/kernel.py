@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.ops.gather_kv import KeySources
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.types import Rotation
 
@@ -59,6 +59,7 @@ def _gather_kv_kernel(
     PAGE_SIZE: tl.constexpr, GATHERED_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, IN_HALVES: tl.constexpr,
     SATURATE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
 ):  # fmt: skip
     first_key = tl.program_id(0).to(tl.int64) * BLOCK_N
     first_head = tl.program_id(1).to(tl.int64) * BLOCK_H
@@ -69,8 +70,9 @@ def _gather_kv_kernel(
     heads, o_d = head[None, :, None], tl.arange(0, BLOCK_D)
     m_there, m_out = (flat >= 0) & (heads < num_heads), (flat >= -1) & (heads < num_heads)
     m_d, target = (o_d < HEAD_DIM)[None, None, :], key[:, None, None]
-    p_v = _address(v_pages, flat, heads, stride_v_page, stride_v_head, stride_v_slot, PAGE_SIZE)
-    b_v = tl.load(p_v + (o_d * stride_v_d)[None, None, :], mask=m_there & m_d, other=0.0)
+    if HAS_VALUES:
+        p_v = _address(v_pages, flat, heads, stride_v_page, stride_v_head, stride_v_slot, PAGE_SIZE)
+        b_v = tl.load(p_v + (o_d * stride_v_d)[None, None, :], mask=m_there & m_d, other=0.0)
     if IN_HALVES:
         offset = tl.load(turns + key, mask=key < num_keys, other=0)
         _rotate_halves(
@@ -96,10 +98,11 @@ def _gather_kv_kernel(
         )
         m_ko = ((flat >= -1) & (head < num_heads))[:, None] & (o_d < HEAD_DIM)[None, :]
         _store(p_ko[:, None] + (o_d * stride_ko_d)[None, :], b_k, m_ko, SATURATE)
-    p_vo = _address(
-        v_out, target, heads, stride_vo_page, stride_vo_head, stride_vo_slot, GATHERED_SIZE
-    )
-    tl.store(p_vo + (o_d * stride_vo_d)[None, None, :], b_v, mask=m_out & m_d)
+    if HAS_VALUES:
+        p_vo = _address(
+            v_out, target, heads, stride_vo_page, stride_vo_head, stride_vo_slot, GATHERED_SIZE
+        )
+        tl.store(p_vo + (o_d * stride_vo_d)[None, None, :], b_v, mask=m_out & m_d)
 
 
 def gather_kv_triton(
@@ -125,5 +128,6 @@ def gather_kv_triton(
         GATHERED_SIZE=k_gathered.shape[2], HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         INTERLEAVED=rotation.interleaved, IN_HALVES=in_halves,
         SATURATE=k_gathered.dtype is FP8, BLOCK_N=_BLOCK_KEYS, BLOCK_H=block_h,
-        BLOCK_D=triton.next_power_of_2(head_dim), enable_fp_fusion=True,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        HAS_VALUES=not same_memory(k_gathered, v_gathered), enable_fp_fusion=True,
     )  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import to_pages, widen
+from looseleaf.ops.page_dtypes import same_memory, to_pages, widen
 from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.types import Rotation
 
@@ -25,6 +25,8 @@ def gather_kv_reference(
     page, slot = slots.clamp(min=0) // k_pages.shape[2], slots.clamp(min=0) % k_pages.shape[2]
     page_out, slot_out = key // k_gathered.shape[2], key % k_gathered.shape[2]
     k = rotate_wide(widen(k_pages[page, :, slot]), turns.clamp(min=0), rotation)
-    v = widen(v_pages[page, :, slot])
     k_gathered[page_out, :, slot_out] = to_pages(torch.where(has_source, k, 0.0), k_gathered.dtype)
+    if same_memory(k_gathered, v_gathered):
+        return
+    v = widen(v_pages[page, :, slot])
     v_gathered[page_out, :, slot_out] = to_pages(torch.where(has_source, v, 0.0), v_gathered.dtype)

@@ -209,12 +209,14 @@ def merge_states_triton(
     heads_per_program = _HEADS if rows * heads >= _MANY and heads % _HEADS == 0 else 1
     few = _FEW_STATES if few_states and heads_per_program > 1 and carried_out is None else 0
     heads_per_program = _FEW_HEADS if few else heads_per_program
+    block_d = triton.next_power_of_2(head_dim)
     _merge_states_kernel[(rows, heads // heads_per_program)](
         states.out, states.lse, carried_out, carried_lse, *kept_arrays, out, lse,
         row_state_indptr.contiguous(), heads,
         *states.out.stride()[:2], *states.lse.stride(), *carried_strides, *out.stride()[:2],
         HEAD_DIM=head_dim, CHAINED=chained, INDPTR_READY=indptr_ready, HEADS=heads_per_program,
-        FEW=few, BLOCK_L=32, BLOCK_S=8, BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=1, enable_fp_fusion=True, launch_pdl=chained,
+        FEW=few, BLOCK_L=32, BLOCK_S=8, BLOCK_D=block_d,
+        # a thread holds up to 64 numbers of a tile of states
+        num_warps=max(1, block_d // 256), enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
     return AttnState(out, lse)

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def blocks_of(kv: Num[Tensor, "layers 2 pages kv_heads page_size head_dim"]) -> int:
+def blocks_of(kv: Num[Tensor, "layers planes pages kv_heads page_size head_dim"]) -> int:
     """Blocks of the keys of one page in one layer.
 
     0 if pages cannot be packed: they are not bfloat16, or not a whole number of blocks."""
@@ -43,10 +43,10 @@ def blocks_of(kv: Num[Tensor, "layers 2 pages kv_heads page_size head_dim"]) -> 
 
 
 def pack_pages(
-    kv: BFloat16[Tensor, "layers 2 pool_pages kv_heads page_size head_dim"],
+    kv: BFloat16[Tensor, "layers planes pool_pages kv_heads page_size head_dim"],
     pages: Int[Tensor, " pages"],
     length: int,
-    packed: UInt8[Tensor, "layers 2 blocks block_bytes"],
+    packed: UInt8[Tensor, "layers planes blocks block_bytes"],
     spilled: Int[Tensor, " 1"],
     implementation: Implementation = "auto",
 ) -> None:
@@ -64,10 +64,10 @@ def pack_pages(
 
 
 def unpack_pages(
-    packed: UInt8[Tensor, "some 2 blocks block_bytes"],
+    packed: UInt8[Tensor, "some planes blocks block_bytes"],
     pages: Int[Tensor, " pages"] | range,
     first_layer: int,
-    kv: BFloat16[Tensor, "layers 2 pool_pages kv_heads page_size head_dim"],
+    kv: BFloat16[Tensor, "layers planes pool_pages kv_heads page_size head_dim"],
     implementation: Implementation = "auto",
 ) -> None:
     """Unpacks the output of `pack_pages` to ``pages`` of the layers from ``first_layer`` on, in

@@ -87,16 +87,16 @@ def pack_pages_triton(
     kv: Tensor,
     pages: Int[Tensor, " pages"],
     length: int,
-    packed: UInt8[Tensor, "layers 2 blocks block_bytes"],
+    packed: UInt8[Tensor, "layers planes blocks block_bytes"],
     spilled: Int[Tensor, " 1"],
 ) -> None:
     """See `looseleaf.ops.packed_pages`."""
     assert kv.is_contiguous() and packed.is_contiguous(), "both must be contiguous"
-    layers, _, pool_pages, heads, page_size, head_dim = kv.shape
+    layers, planes, pool_pages, heads, page_size, head_dim = kv.shape
     blocks = packed.shape[2]
     if not blocks:
         return
-    _pack_pages_kernel[(blocks, 2 * layers)](
+    _pack_pages_kernel[(blocks, planes * layers)](
         kv.view(torch.int16), pages, packed, packed.view(torch.int32), spilled, pool_pages, length,
         PAGE_NUMBERS=heads * page_size * head_dim, PAGE_SIZE=page_size, HEAD_DIM=head_dim,
         BLOCK=BLOCK, GROUP=GROUP, HALF=_HALF_GROUPS, SPILLED=SPILLED, LOW_AT=LOW_AT,
@@ -105,9 +105,9 @@ def pack_pages_triton(
 
 
 # few variants: a compilation would delay a load
-@triton.jit(do_not_specialize=["first_page", "first_layer", "pool_pages"])
+@triton.jit(do_not_specialize=["first_page", "first_plane", "pool_pages"])
 def _unpack_pages_kernel(
-    packed, words, pages, kv, first_page, first_layer, pool_pages,
+    packed, words, pages, kv, first_page, first_plane, pool_pages,
     RUN: tl.constexpr, PAGE_NUMBERS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     HALF: tl.constexpr, SPILLED: tl.constexpr, LOW_AT: tl.constexpr, TOPS_AT: tl.constexpr,
     COUNT_AT: tl.constexpr, BYTES: tl.constexpr,
@@ -136,7 +136,7 @@ def _unpack_pages_kernel(
         upper = tl.where(offset + BLOCK // 2 == index, word_value // BLOCK, upper)
     bits = (low & 0x80) << 8 | (exponent & 0xFF) << 7 | low & 0x7F
     upper_bits = (upper_low & 0x80) << 8 | (upper & 0xFF) << 7 | upper_low & 0x7F
-    target = kv + ((2 * first_layer + plane) * pool_pages + page) * PAGE_NUMBERS
+    target = kv + ((first_plane + plane) * pool_pages + page) * PAGE_NUMBERS
     target += tl.program_id(0) % BLOCKS * BLOCK
     if page >= 0:
         tl.store(target + offset, bits.to(tl.int16))
@@ -151,12 +151,12 @@ class Unpacker:
 
     def __init__(self, kv: Tensor) -> None:
         assert kv.is_contiguous(), "pages must be contiguous"
-        self._pages, self._pool_pages = kv.data_ptr(), kv.shape[2]
+        self._pages, self._planes, self._pool_pages = kv.data_ptr(), kv.shape[1], kv.shape[2]
         heads, page_size, head_dim = kv.shape[3:]
         numbers = heads * page_size * head_dim
         self.device, self._blocks = kv.device, numbers // BLOCK
         self.page_bytes = self._blocks * BLOCK_BYTES
-        self.pool_bytes = 2 * len(kv) * self._pool_pages * self.page_bytes
+        self.pool_bytes = self._planes * len(kv) * self._pool_pages * self.page_bytes
         block = BLOCK, GROUP, _HALF_GROUPS, SPILLED, LOW_AT, TOPS_AT, COUNT_AT, BLOCK_BYTES
         self._sizes = numbers, *block
         # page -1: the compilation run writes nothing
@@ -176,8 +176,8 @@ class Unpacker:
         pages.
 
         For launches outside of Triton. The arguments are the address of the packed bytes three
-        times, the address of the pool, and as int32 the first page, the first layer and the pages
-        of the pool. The grid is (programs of the K of all pages, twice the layers)."""
+        times, the address of the pool, and as int32 the first page, the first plane and the pages
+        of the pool. The grid is (programs of the K of all pages, planes of the layers)."""
         kernel = self._run
         metadata = kernel.metadata
         return int(kernel.function), 32 * metadata.num_warps, metadata.shared
@@ -195,14 +195,15 @@ class Unpacker:
 
         ``packed`` is the address of the packed bytes, ``pages`` that of the int32 page numbers.
         Addresses are multiples of 16."""
-        self._listed[num_pages * self._blocks, 2 * num_layers, 1](
-            packed, packed, pages, self._pages, 0, first_layer, self._pool_pages,
+        planes = self._planes
+        self._listed[num_pages * self._blocks, planes * num_layers, 1](
+            packed, packed, pages, self._pages, 0, planes * first_layer, self._pool_pages,
             False, *self._sizes, stream=stream,
         )  # fmt: skip
 
 
 def unpack_pages_triton(
-    packed: UInt8[Tensor, "some 2 blocks block_bytes"],
+    packed: UInt8[Tensor, "some planes blocks block_bytes"],
     pages: Int[Tensor, " pages"] | range,
     first_layer: int,
     kv: Tensor,
@@ -214,9 +215,11 @@ def unpack_pages_triton(
     if not blocks:
         return
     page_list, first = (packed, pages.start) if isinstance(pages, range) else (pages, 0)
-    _unpack_pages_kernel[(blocks, 2 * len(packed))](
-        packed, packed.view(torch.int32), page_list, kv.view(torch.int16), first, first_layer,
-        kv.shape[2], RUN=run, PAGE_NUMBERS=heads * page_size * head_dim, BLOCK=BLOCK, GROUP=GROUP,
+    planes = kv.shape[1]
+    _unpack_pages_kernel[(blocks, planes * len(packed))](
+        packed, packed.view(torch.int32), page_list, kv.view(torch.int16), first,
+        planes * first_layer, kv.shape[2],
+        RUN=run, PAGE_NUMBERS=heads * page_size * head_dim, BLOCK=BLOCK, GROUP=GROUP,
         HALF=_HALF_GROUPS, SPILLED=SPILLED, LOW_AT=LOW_AT, TOPS_AT=TOPS_AT, COUNT_AT=COUNT_AT,
         BYTES=BLOCK_BYTES, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

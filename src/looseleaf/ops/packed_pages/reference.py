@@ -20,7 +20,7 @@ def pack_pages_reference(
     kv: Tensor,
     pages: Int[Tensor, " pages"],
     length: int,
-    packed: UInt8[Tensor, "layers 2 blocks block_bytes"],
+    packed: UInt8[Tensor, "layers planes blocks block_bytes"],
     spilled: Int[Tensor, " 1"],
 ) -> None:
     """See `looseleaf.ops.packed_pages`."""
@@ -47,21 +47,21 @@ def pack_pages_reference(
 
 
 def unpack_pages_reference(
-    packed: UInt8[Tensor, "some 2 blocks block_bytes"],
+    packed: UInt8[Tensor, "some planes blocks block_bytes"],
     pages: Int[Tensor, " pages"],
     first_layer: int,
     kv: Tensor,
 ) -> None:
     """See `looseleaf.ops.packed_pages`."""
-    numbers = _unpack_blocks(packed).view(len(packed), 2, len(pages), *kv.shape[3:])
+    numbers = _unpack_blocks(packed).view(*packed.shape[:2], len(pages), *kv.shape[3:])
     is_page = pages >= 0
     kv[first_layer : first_layer + len(packed), :, pages[is_page]] = numbers[:, :, is_page].to(
         kv.dtype
     )
 
 
-def _unpack_blocks(packed: UInt8[Tensor, "layers 2 blocks block_bytes"]) -> Tensor:
-    """The numbers of all blocks, ``[layers, 2, blocks, BLOCK]``."""
+def _unpack_blocks(packed: UInt8[Tensor, "layers planes blocks block_bytes"]) -> Tensor:
+    """The numbers of all blocks, ``[layers, planes, blocks, BLOCK]``."""
     halves, low = packed[..., :LOW_AT].int(), packed[..., LOW_AT:TOPS_AT].int()
     tops = packed[..., TOPS_AT:COUNT_AT].int().repeat_interleave(GROUP, -1)
     code = torch.cat((halves & 15, halves >> 4), -1)

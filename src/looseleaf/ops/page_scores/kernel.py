@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.page_scores.reference import LayerRules
 from looseleaf.ops.rotate.kernel import load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
@@ -67,6 +67,7 @@ def _page_scores_kernel(
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
     TWO: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr,
     MANY_SPANS: tl.constexpr, RUN: tl.constexpr, SATURATE: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_P
@@ -86,7 +87,7 @@ def _page_scores_kernel(
                     stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
                     stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d,
                     stride_table, PAGE_SIZE, HEAD_DIM, ROTARY_DIM, INTERLEAVED, CHAINED,
-                    SATURATE, BLOCK_D,
+                    SATURATE, BLOCK_D, HAS_VALUES,
                 )  # fmt: skip
     if begin < count:
         pair = row.to(tl.int64) * NUM_KV_HEADS + kv_head
@@ -199,6 +200,7 @@ def page_scores_triton(
         TWO=vectors.shape[2] == 2 * head_dim, WINDOWED=rule.window != 0, CHAINED=chained,
         MANY_SPANS=most_spans > 1, RUN=run,
         SATURATE=new is not None and new.k_pages.dtype is FP8,
+        HAS_VALUES=new is not None and not same_memory(new.k_pages, new.v_pages),
         BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_P=block_p,
         BLOCK_D=block_d, num_warps=4 if fits else 8, maxnreg=_REGISTERS if fits else None,
         num_stages=1, enable_fp_fusion=True, launch_pdl=chained,

@@ -43,6 +43,8 @@ def partial_attention(
     - ``slot_positions`` is required for explicit items.
     - States of a ``whole`` list are the rows' final states, in the dtype of ``q``.
     - An fp64 query runs on the reference only, and all results are fp64.
+    - If K and V pages are one tensor (latent attention), ``out`` has values after the rotated dims
+      only. The dims before hold finite numbers.
     - K and V pages have the same strides, with contiguous dims. ``cpu`` copies the pages that it
       cannot read in place (`reads_in_place`).
     - ``cpu`` has no items of a single KV head; ``native`` has no ``page_seen``.

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.hopper import attention as hopper_attention
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
-from looseleaf.ops.rotate.kernel import load_rotated, table
+from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated, table
 from looseleaf.ops.scores.kernel import (
     await_previous,
     chains,
@@ -22,10 +22,13 @@ from looseleaf.ops.scores.kernel import (
     fold_tile,
     is_hidden,
     is_shown,
+    latent_blocks,
     scaled_query,
     score_tile,
+    score_turned,
     slots_of_tile,
     start_next,
+    store_zeros,
     tile_stages,
 )
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -77,7 +80,7 @@ def _partial_attention_kernel(
     ROTARY_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHAINED: tl.constexpr, WIDENED: tl.constexpr,
     CHOSEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
     begin = 0
@@ -102,7 +105,7 @@ def _partial_attention_kernel(
                 stride_out_state, stride_out_head, stride_lse_state, stride_table,
                 stride_positions, softmax_scale, soft_cap, window,
                 GROUP, HEAD_DIM, ROTARY_DIM, PAGE_SIZE, INTERLEAVED, CAPPED, WINDOWED,
-                CHAINED, CHAINED and CHOSEN, WIDENED, BLOCK_M, BLOCK_N, BLOCK_D,
+                CHAINED, CHAINED and CHOSEN, WIDENED, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_T,
             )  # fmt: skip
     await_previous(CHAINED)
 
@@ -120,8 +123,12 @@ def _attend_item(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, CHAINED: tl.constexpr, FILLED: tl.constexpr, WIDENED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
+    # latent keys: their dims after the rotated ones are the values
+    LATENT: tl.constexpr = BLOCK_T > 0
+    FIRST: tl.constexpr = ROTARY_DIM if LATENT else 0
+    VALUE_DIM: tl.constexpr = HEAD_DIM - FIRST
     first_entry = tl.load(item_entry_indptr + item)
     num_packed = (tl.load(item_entry_indptr + item + 1) - first_entry) * GROUP
     explicit = tl.load(item_explicit + item)
@@ -131,7 +138,7 @@ def _attend_item(
     num_pages = tl.load(item_page_indptr + item + 1) - first_page
     num_slots = num_pages * PAGE_SIZE
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    m_d = (o_d < HEAD_DIM)[None, :]
+    m_d = (o_d < VALUE_DIM)[None, :]
     k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
 
     for first in range(tl.program_id(1) * BLOCK_M, num_packed, tl.num_programs(1) * BLOCK_M):
@@ -162,13 +169,18 @@ def _attend_item(
         )
         await_previous(CHAINED)
         # a row before the frame sees no key in it: any angle is correct
+        p_q = q + row * stride_q_row + head * stride_q_head
         b_q = load_rotated(
-            q + row * stride_q_row + head * stride_q_head, stride_q_d,
-            tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
-            HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
-        )  # fmt: skip  # [M, D]
+            p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
+            FIRST if LATENT else HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_T if LATENT else BLOCK_D,
+        )  # fmt: skip  # [M, D], or [M, T]
         b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
         b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
+        b_turned = None
+        if LATENT:
+            b_turned = b_q
+            b_q = load_unrotated(p_q + FIRST * stride_q_d, stride_q_d, m_row, VALUE_DIM, BLOCK_D)
+            b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(b_turned.dtype)
 
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -181,14 +193,22 @@ def _attend_item(
                 position = tl.load(page_positions + first_page + ordinal) + slot
                 distance = frame_position[:, None] - position[None, :]
             o_page = page * stride_page
-            o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
-            if HEAD_DIM == BLOCK_D:
+            o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
+            products = None
+            if LATENT:
+                p_key = k_head + o_page + slot * stride_slot
+                products = score_turned(b_turned, p_key, stride_d, None, ROTARY_DIM, BLOCK_T)
+            if VALUE_DIM == BLOCK_D:
                 b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
-                b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
             else:
                 b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
+            if LATENT:
+                b_v = b_k
+            elif HEAD_DIM == BLOCK_D:
+                b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
+            else:
                 b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
-            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
             if page_seen is not None:
                 is_read = _is_read(page_seen, num_seen, first_page + ordinal, row_bits, o_n >= 0)
                 scores = tl.where(is_read, float("-inf"), scores)
@@ -226,18 +246,27 @@ def _attend_item(
                 seen = tl.max(visible.to(tl.int32), 0) > 0
 
             o_page = page * stride_page
-            o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
+            o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
             m_kv = seen[:, None] & m_d
+            products = None
+            if LATENT:
+                p_key = k_head + o_page + slot * stride_slot
+                products = score_turned(b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T)
             b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
-            b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
-            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+            if LATENT:
+                b_v = b_k
+            else:
+                b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
+            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
             scores = tl.where(visible, scores, float("-inf"))
             acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         state = tl.load(entry_state + entry, mask=m_row, other=0).to(tl.int64)
         p_out = out + state * stride_out_state + head * stride_out_head
-        tl.store(p_out[:, None] + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
+        tl.store(p_out[:, None] + FIRST + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
+        if LATENT:
+            store_zeros(p_out, m_row, FIRST, BLOCK_T)
         tl.store(lse + state * stride_lse_state + head, b_lse, mask=m_row)
 
 
@@ -264,15 +293,21 @@ def partial_attention_triton(
         return AttnState(out, lse)
     assert slot_positions is None or slot_positions.stride(1) == 1, "slots must be contiguous"
     assert k_pages.stride() == v_pages.stride(), "K and V pages must be laid out alike"
-    block_d = triton.next_power_of_2(head_dim)
+    block_d, block_t = triton.next_power_of_2(head_dim), 0
+    if same_memory(k_pages, v_pages):
+        block_d, block_t = latent_blocks(rotation, head_dim)
     chained, inputs_ready = chains(q), False
     seen_arguments = (None, 0) if work.page_seen is None else (work.page_seen, len(work.page_seen))
-    for tile, first_item, end_item, row_programs in _launches(work, group, block_d, k_pages):
+    latent = block_t > 0
+    for tile, first_item, end_item, row_programs in _launches(
+        work, group, block_d, k_pages, latent=latent
+    ):
         units = items if tile.chosen else items * num_kv_heads
         # unplanned lists may have pages that no row sees, which this kernel cannot skip
         if (
             first_item is not None
             and not tile.chosen
+            and not block_t
             and hopper_attention.serves(k_pages, rule)
             and not work.mask_words.numel()
             and slot_positions is None
@@ -303,7 +338,7 @@ def partial_attention_triton(
             ROTARY_DIM=rotation.rotary_dim, PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved,
             CAPPED=rule.soft_cap != 0, WINDOWED=rule.window != 0,
             CHAINED=chained, WIDENED=k_pages.dtype is FP8, CHOSEN=tile.chosen,
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d,
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_D=block_d, BLOCK_T=block_t,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
             launch_pdl=chained, maxnreg=_max_registers(tile, k_pages, work),
         )  # fmt: skip
@@ -311,7 +346,7 @@ def partial_attention_triton(
 
 
 def _launches(
-    work: WorkList, group: int, block_d: int, pages: Tensor
+    work: WorkList, group: int, block_d: int, pages: Tensor, *, latent: bool
 ) -> list[tuple[Tile, Tensor | None, Tensor, int]]:
     """Tile, first and end item, and programs per unit of every launch."""
     if work.tile_indptr is not None:
@@ -320,7 +355,8 @@ def _launches(
         tiles = reversed([*enumerate(work.tiles)])
         return [(t, bounds[n:], bounds[n + 1 :], 1) for n, t in tiles if not t.finishing]
     items = work.item_kv_head.shape[0]
-    tile = plain_tile(work.state_capacity * group / items, block_d, pages.element_size())
+    packed_rows, itemsize = work.state_capacity * group / items, pages.element_size()
+    tile = plain_tile(packed_rows, block_d, itemsize, latent=latent)
     # only the device has the rows of each item: programs loop over blocks beyond the grid
     row_programs = min(4, triton.cdiv(work.state_capacity * group, tile.block_m))
     return [(tile, None, work.num_items, row_programs)]
@@ -344,8 +380,11 @@ def _num_sms(tensor: Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
-def plain_tile(packed_rows: float, block_d: int, itemsize: int) -> Tile:
+def plain_tile(packed_rows: float, block_d: int, itemsize: int, *, latent: bool = False) -> Tile:
     """The tile of an unplanned list with ``packed_rows`` packed rows per item on average."""
+    if latent:
+        is_wide, block_n = packed_rows > 16 and itemsize < 4, 32 if itemsize < 4 else 16
+        return Tile(64 if is_wide else 16, block_n, 8 if is_wide else 4, 2, 1)
     block_n = (64 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     block_m = max(16, min(block_n, triton.next_power_of_2(round(packed_rows))))
     return Tile(block_m, block_n, 4, tile_stages(block_n, block_d, itemsize), 2)

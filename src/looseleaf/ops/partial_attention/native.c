@@ -207,11 +207,12 @@ static Fault store_row(const Plan *plan, const Tensors *t, int64_t row) {
     if (is_outside(plan->frame_positions[row], plan->num_angles)) return NO_ANGLE;
     for (int64_t head = 0; head < plan->num_kv_heads; head++) {
         const row_t *k = t->k + row * t->k_row + head * t->k_head;
-        const row_t *v = t->v + row * t->v_row + head * t->v_head;
         kv_t *k_slot = t->k_pages + page * t->k_page + head * t->k_page_head + offset;
         float rotated[HEAD_DIM];
         rotate(k, plan->frame_positions[row], plan, 1.0f, rotated);
         for (int d = 0; d < HEAD_DIM; d++) k_slot[d] = round_kv(rotated[d]);
+        if (t->v_pages == t->k_pages) continue; /* keys are the values */
+        const row_t *v = t->v + row * t->v_row + head * t->v_head;
         kv_t *v_slot = t->v_pages + page * t->v_page + head * t->v_page_head + offset;
 #if KV_TYPE == 3
         for (int d = 0; d < HEAD_DIM; d++) v_slot[d] = round_kv(load_row(v[d]));

@@ -11,7 +11,7 @@ from torch import Tensor
 from looseleaf.ops.attention_inputs import require_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources, gather_kv
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.prefill_attention.reference import prefill_attention_reference
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -80,7 +80,10 @@ def gathered_pages(
     assert slots is not None and offsets is not None, "a list with source_slots"
     heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     like = q if k_pages.dtype is FP8 else k_pages
-    k, v = like.new_empty((2, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
+    # keys that are the values are gathered once
+    planes = 1 if same_memory(k_pages, v_pages) else 2
+    sides = like.new_empty((planes, len(slots) // GATHERED_SIZE, heads, GATHERED_SIZE, head_dim))
+    k, v = sides[0], sides[-1]
     gather: Implementation = "reference"
     if choose(implementation, q) == "triton":
         gather = "triton"

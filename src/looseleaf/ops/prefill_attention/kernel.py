@@ -14,17 +14,20 @@ from torch import Tensor
 
 from looseleaf.ops.hopper import attention as hopper_attention
 from looseleaf.ops.merge_states import merge_states
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
-from looseleaf.ops.rotate.kernel import load_rotated, table
+from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated, table
 from looseleaf.ops.scores.kernel import (
     finish,
     fold_tile,
     is_shown,
+    latent_blocks,
     scaled_query,
     score_tile,
+    score_turned,
     slots_of_tile,
+    store_zeros,
     tile_stages,
 )
 from looseleaf.types import AttnState, Rotation, ScoreRule
@@ -43,8 +46,12 @@ def _prefill_attention_kernel(
     PARTS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
+    # latent keys: their dims after the rotated ones are the values
+    LATENT: tl.constexpr = BLOCK_T > 0
+    FIRST: tl.constexpr = ROTARY_DIM if LATENT else 0
+    VALUE_DIM: tl.constexpr = HEAD_DIM - FIRST
     # the last rows read the most keys: their tiles start first to balance the end
     tile = tl.load(num_tiles) - 1 - tl.program_id(1)
     if tile < 0:
@@ -56,7 +63,7 @@ def _prefill_attention_kernel(
     first_span = tl.load(request_span_indptr + request)
     end_span = tl.load(request_span_indptr + request + 1)
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    m_d = (o_d < HEAD_DIM)[None, :]
+    m_d = (o_d < VALUE_DIM)[None, :]
     k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
 
     for first in range(tl.program_id(2) * BLOCK_M, num_packed, tl.num_programs(2) * BLOCK_M):
@@ -102,10 +109,18 @@ def _prefill_attention_kernel(
                 # a row before the frame sees no key in it: any angle is correct
                 b_q = load_rotated(
                     p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
-                    HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D,
-                )  # fmt: skip  # [M, D]
+                    FIRST if LATENT else HEAD_DIM, ROTARY_DIM, INTERLEAVED,
+                    BLOCK_T if LATENT else BLOCK_D,
+                )  # fmt: skip  # [M, D], or [M, T]
                 b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
                 b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
+                b_turned = None
+                if LATENT:
+                    b_turned = b_q
+                    b_q = load_unrotated(
+                        p_q + FIRST * stride_q_d, stride_q_d, m_row, VALUE_DIM, BLOCK_D
+                    )
+                    b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(b_turned.dtype)
                 for start in range(begin, plain_end, BLOCK_N):
                     ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
                     page = tl.load(page_indices + first_page + ordinal).to(tl.int64)
@@ -113,20 +128,30 @@ def _prefill_attention_kernel(
                     if slopes is not None:
                         distance = frame_position[:, None] - (start + o_n)[None, :]
                     o_page = page * stride_page
-                    o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
-                    m_kv = m_d
+                    o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
+                    m_kv, shown = m_d, None
                     if mask_words is not None:
                         # all rows of a request share a span's bitmap
                         shown = is_shown(mask_words, first_word, start + o_n)
                         m_kv = shown[:, None] & m_d
-                    if HEAD_DIM == BLOCK_D and mask_words is None:
+                    products = None
+                    if LATENT:
+                        p_key = k_head + o_page + slot * stride_slot
+                        products = score_turned(
+                            b_turned, p_key, stride_d, shown, ROTARY_DIM, BLOCK_T
+                        )
+                    if VALUE_DIM == BLOCK_D and mask_words is None:
                         b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
-                        b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
                     else:
                         b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                    if LATENT:
+                        b_v = b_k
+                    elif HEAD_DIM == BLOCK_D and mask_words is None:
+                        b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
+                    else:
                         b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
-                    if mask_words is not None:
+                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
+                    if shown is not None:
                         scores = tl.where(shown[None, :], scores, float("-inf"))
                     acc, peak, total = fold_tile(
                         scores, b_v.to(b_q.dtype), acc, peak, total, mask_words is not None
@@ -154,17 +179,28 @@ def _prefill_attention_kernel(
                         seen = tl.max(visible.to(tl.int32), 0) > 0
 
                     o_page = page * stride_page
-                    o_kv = (slot * stride_slot)[:, None] + (o_d * stride_d)[None, :]
+                    o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
                     m_kv = seen[:, None] & m_d
+                    products = None
+                    if LATENT:
+                        p_key = k_head + o_page + slot * stride_slot
+                        products = score_turned(
+                            b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T
+                        )
                     b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED)
+                    if LATENT:
+                        b_v = b_k
+                    else:
+                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
+                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
                     scores = tl.where(visible, scores, float("-inf"))
                     acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         p_out = out + row * stride_out_row + part * stride_out_part + head * stride_out_head
-        tl.store(p_out[:, None] + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
+        tl.store(p_out[:, None] + FIRST + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
+        if LATENT:
+            store_zeros(p_out, m_row, FIRST, BLOCK_T)
         tl.store(lse + row * stride_lse_row + part * stride_lse_part + head, b_lse, mask=m_row)
 
 
@@ -190,11 +226,15 @@ def prefill_attention_triton(
     if (
         supported
         and spans.unit_numbers is not None
+        and not same_memory(k_pages, v_pages)
         and hopper_attention.serves(k_pages, rule, spans=True)
     ):
         return _attend_units(q, (k_pages, v_pages), spans, rotation, rule)
-    block_d = triton.next_power_of_2(head_dim)
-    tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size())
+    block_d, block_t = triton.next_power_of_2(head_dim), 0
+    if same_memory(k_pages, v_pages):
+        block_d, block_t = latent_blocks(rotation, head_dim)
+    latent = block_t > 0
+    tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size(), latent=latent)
     block_m, block_n, num_warps, num_stages = tile
     # only the device has the rows of each tile: programs loop over blocks beyond the grid
     row_programs = min(group, triton.cdiv(rows * group, block_m))
@@ -218,7 +258,7 @@ def prefill_attention_triton(
         PARTS=parts, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0,
         WINDOWED=rule.window != 0, WIDENED=k_pages.dtype is FP8,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_T=block_t,
         num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     if parts == 1:
@@ -269,9 +309,16 @@ def _empty_states(spans: SpanList, shape: Sequence[int], like: Tensor) -> tuple[
     return out, out.new_full(shape[:-1], -torch.inf, dtype=torch.float32)
 
 
-def tile_shape(packed_rows: float, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
+def tile_shape(
+    packed_rows: float, block_d: int, itemsize: int, *, latent: bool = False
+) -> tuple[int, int, int, int]:
     """``BLOCK_M``, ``BLOCK_N``, warps and stages for tiles with ``packed_rows`` packed rows on
     average."""
+    if latent:
+        # the keys' tile is the values' tile
+        block_m, block_n = (64, 32) if itemsize < 4 else (32, 16)
+        block_m = max(16, min(block_m, triton.next_power_of_2(round(packed_rows))))
+        return block_m, block_n, 8 if block_m > 16 else 4, 2
     max_block = (128 if itemsize < 4 else 32) // (1 if block_d <= 128 else 2)
     block_m = max(16, min(max_block, triton.next_power_of_2(round(packed_rows))))
     block_n = min(max_block, 64)

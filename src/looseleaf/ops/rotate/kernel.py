@@ -45,6 +45,14 @@ def load_rotated(
     return b_x.to(tl.float32) * b_cos + b_partner.to(tl.float32) * b_sin
 
 
+@triton.jit
+def load_unrotated(vector, stride_d, m_row, DIMS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The first ``DIMS`` of the vectors at ``vector`` [M]: fp32 [M, BLOCK_D]."""
+    o_d = tl.arange(0, BLOCK_D)
+    m_x = m_row[:, None] & (o_d < DIMS)[None, :]
+    return tl.load(vector[:, None] + (o_d * stride_d)[None, :], mask=m_x, other=0.0).to(tl.float32)
+
+
 # slices of one buffer, so the pointer's alignment varies
 @triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rotate_kernel(

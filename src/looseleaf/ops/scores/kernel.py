@@ -9,6 +9,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from looseleaf.types import Rotation
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -73,10 +75,27 @@ def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr):
-    """Scores [M, N] in base 2 of scaled rows [M, D] and keys [N, D]."""
+def score_turned(b_q, p_key, stride_d, seen, ROTARY_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Products [M, N] of scaled rows [M, BLOCK_T] and the first dims of keys at ``p_key`` [N].
+
+    ``seen`` [N] are the keys to load, None for all."""
+    o_t = tl.arange(0, BLOCK_T)
+    p_k = p_key[:, None] + (o_t * stride_d)[None, :]
+    if seen is None and ROTARY_DIM == BLOCK_T:
+        b_k = tl.load(p_k)
+    elif seen is None:
+        b_k = tl.load(p_k, mask=(o_t < ROTARY_DIM)[None, :], other=0.0)
+    else:
+        b_k = tl.load(p_k, mask=seen[:, None] & (o_t < ROTARY_DIM)[None, :], other=0.0)
+    return tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
+
+
+@triton.jit
+def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr, products=None):
+    """Scores [M, N] in base 2 of scaled rows [M, D] and keys [N, D]; ``products`` are those of
+    further dims."""
     # e4m3 keys are cast to the query's dtype; other dtypes are equal already
-    scores = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
+    scores = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), products, input_precision="ieee")
     if CAPPED:
         scores = soft_cap * LOG2_E * tanh(scores)
     if slope is not None:
@@ -118,6 +137,22 @@ def finish(acc, peak, total):
     total = tl.where(empty, 1.0, total)
     lse = tl.where(empty, float("-inf"), (peak + tl.log2(total)) * LN_2)
     return acc / total[:, None], lse
+
+
+@triton.jit
+def store_zeros(p_out, m_row, DIMS: tl.constexpr, BLOCK: tl.constexpr):
+    """Zeros in the first ``DIMS`` of the outputs at ``p_out`` [M]: no value has these dims."""
+    o_t = tl.arange(0, BLOCK)
+    m_t = m_row[:, None] & (o_t < DIMS)[None, :]
+    tl.store(p_out[:, None] + o_t[None, :], 0.0, mask=m_t)
+
+
+def latent_blocks(rotation: Rotation, head_dim: int) -> tuple[int, int]:
+    """``BLOCK_D`` and ``BLOCK_T`` of latent keys: of their values, and of the rotated dims."""
+    values = head_dim - rotation.rotary_dim
+    return max(16, triton.next_power_of_2(values)), max(
+        16, triton.next_power_of_2(rotation.rotary_dim)
+    )
 
 
 def tile_stages(block_n: int, block_d: int, itemsize: int) -> int:

@@ -43,6 +43,8 @@ def store_kv(
 ) -> None:
     """Writes ``rotate(k, frame_positions)`` and ``v`` to ``slots`` of the pages, in place.
 
+    ``v`` is not written if both pages are the same memory: the keys are the values.
+
     Slots are distinct. The pages may have another dtype than ``k``; e4m3 saturates. The kernel
     reads positions and slots while the previous kernel still runs: a kernel that writes them needs
     another launch in between. Raises InvalidOption for an unknown ``implementation``."""

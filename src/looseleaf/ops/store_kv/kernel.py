@@ -5,7 +5,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import FP8
+from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.rotate.kernel import heads_per_program, load_rotated, table
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 from looseleaf.types import Rotation
@@ -19,6 +19,7 @@ def store_heads(
     stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d, stride_table,
     PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr, SATURATE: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_VALUES: tl.constexpr = True,
 ):  # fmt: skip
     """Stores heads [H] of one token if it has a slot; waits for the previous kernels."""
     flat = tl.load(slots + token).to(tl.int64)
@@ -38,12 +39,13 @@ def store_heads(
     p_k = k_pages + page * stride_k_page + slot * stride_k_slot + head * stride_k_page_head
     tl.store(p_k[:, None] + (o_d * stride_k_page_d)[None, :], b_k, mask=m_x)
 
-    p_v = v + token * stride_v_token + head * stride_v_head
-    b_v = tl.load(p_v[:, None] + (o_d * stride_v_d)[None, :], mask=m_x)
-    if SATURATE:
-        b_v = tl.minimum(tl.maximum(b_v.to(tl.float32), -448.0), 448.0)
-    p_v = v_pages + page * stride_v_page + slot * stride_v_slot + head * stride_v_page_head
-    tl.store(p_v[:, None] + (o_d * stride_v_page_d)[None, :], b_v, mask=m_x)
+    if HAS_VALUES:
+        p_v = v + token * stride_v_token + head * stride_v_head
+        b_v = tl.load(p_v[:, None] + (o_d * stride_v_d)[None, :], mask=m_x)
+        if SATURATE:
+            b_v = tl.minimum(tl.maximum(b_v.to(tl.float32), -448.0), 448.0)
+        p_v = v_pages + page * stride_v_page + slot * stride_v_slot + head * stride_v_page_head
+        tl.store(p_v[:, None] + (o_d * stride_v_page_d)[None, :], b_v, mask=m_x)
 
 
 # slices of one buffer, so the pointers' alignment varies
@@ -55,7 +57,7 @@ def _store_kv_kernel(
     stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d, stride_table,
     PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, CHAINED: tl.constexpr, SATURATE: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, HAS_VALUES: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
     head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
@@ -66,6 +68,7 @@ def _store_kv_kernel(
         stride_k_page, stride_k_page_head, stride_k_slot, stride_k_page_d,
         stride_v_page, stride_v_page_head, stride_v_slot, stride_v_page_d, stride_table,
         PAGE_SIZE, HEAD_DIM, ROTARY_DIM, INTERLEAVED, CHAINED, SATURATE, BLOCK_D,
+        HAS_VALUES,
     )  # fmt: skip
 
 
@@ -92,6 +95,7 @@ def store_kv_triton(
         rotation.cos.stride(0), PAGE_SIZE=k_pages.shape[2], HEAD_DIM=head_dim,
         ROTARY_DIM=rotation.rotary_dim, INTERLEAVED=rotation.interleaved,
         CHAINED=chained, SATURATE=k_pages.dtype is FP8, BLOCK_H=block_h, BLOCK_D=block_d,
+        HAS_VALUES=not same_memory(k_pages, v_pages),
         enable_fp_fusion=True,
         launch_pdl=chained,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.ops.page_dtypes import to_pages
+from looseleaf.ops.page_dtypes import same_memory, to_pages
 from looseleaf.ops.rotate.reference import rotate_wide
 from looseleaf.types import Rotation
 
@@ -25,4 +25,5 @@ def store_kv_reference(
     k_pages[page, :, slot] = to_pages(
         rotate_wide(k[has_slot], frame_positions, rotation), k_pages.dtype
     )
-    v_pages[page, :, slot] = to_pages(v[has_slot], v_pages.dtype)
+    if not same_memory(k_pages, v_pages):
+        v_pages[page, :, slot] = to_pages(v[has_slot], v_pages.dtype)

@@ -1,8 +1,9 @@
 """The protocol of a tier: records by key, read layer by layer.
 
-A record's layer is one run of bytes: K, then V, ``[2, pages, kv_heads, page_size, head_dim]`` as in
-the device pool. Slots after the segment's end are 0. Packed layers have the format of
-`looseleaf.ops.packed_pages`. Tiers store bytes and do not interpret them."""
+A record's layer is one run of bytes: K, then V, ``[planes, pages, kv_heads, page_size, head_dim]``
+as in the device pool. Keys that are the values are the only plane. Slots after the segment's end
+are 0. Packed layers have the format of `looseleaf.ops.packed_pages`. Tiers store bytes and do not
+interpret them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +33,9 @@ class TierFault(Exception):
 class Record:
     """The description of a stored segment.
 
-    ``layer_shape`` is ``(2, pages, kv_heads, page_size, head_dim)``. ``dtype`` is a safetensors
-    name such as ``F32``. ``packed`` marks the format of `looseleaf.ops.packed_pages`. ``tenant`` is
-    a digest of the salt, empty for none."""
+    ``layer_shape`` is ``(planes, pages, kv_heads, page_size, head_dim)``. ``dtype`` is a
+    safetensors name such as ``F32``. ``packed`` marks the format of `looseleaf.ops.packed_pages`.
+    ``tenant`` is a digest of the salt, empty for none."""
 
     key: SegmentKey
     length: int

@@ -95,14 +95,14 @@ def checksum(content: UInt8[Tensor, " bytes"]) -> str:
 
 def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -> bytes:
     """The header of a record; ``layers`` follow it in the file."""
-    size, shape = record.layer_bytes, list(record.layer_shape[1:])
+    size, (planes, *shape) = record.layer_bytes, record.layer_shape
     if record.packed:
         arrays = [(f"packed.{layer}", "U8", [size], size) for layer in range(record.num_layers)]
     else:
         arrays = [
-            (f"{letter}.{layer}", record.dtype, shape, size // 2)
+            (f"{letter}.{layer}", record.dtype, shape, size // planes)
             for layer in range(record.num_layers)
-            for letter in "kv"
+            for letter in "kv"[:planes]
         ]
     sums = " ".join(checksum(layers[layer]) for layer in range(record.num_layers))
     about = {
@@ -112,7 +112,8 @@ def encode_record(record: Record, layers: UInt8[Tensor, "layers layer_bytes"]) -
         "layers": sums,
     }
     if record.packed:
-        about |= {"packed": json.dumps({"shape": shape, "dtype": record.dtype})}
+        layout = {"shape": shape, "dtype": record.dtype, "planes": planes}
+        about |= {"packed": json.dumps(layout)}
     return _header(_RECORD, arrays, about)
 
 
@@ -124,16 +125,19 @@ def decode_record(header: bytes, key: SegmentKey) -> RecordHeader:
         sums, packed = tuple(about["layers"].split()), "packed" in about
         layout = json.loads(about["packed"]) if packed else content["k.0"]
         shape, dtype = tuple(layout["shape"]), layout["dtype"]
-        size = 2 * math.prod(shape) * _DTYPES[dtype].itemsize
+        # records without the field are older than models whose keys are the values
+        planes = layout.get("planes", 2) if packed else 1 + ("v.0" in content)
+        size = planes * math.prod(shape) * _DTYPES[dtype].itemsize
         if packed:
             (size,) = content["packed.0"]["shape"]
         is_valid = about["key"] == key.hex() and len(shape) == 4
-        is_valid = is_valid and len(content) == (1 if packed else 2) * len(sums)
+        is_valid = is_valid and len(content) == (1 if packed else planes) * len(sums)
         # readers allocate and slice by these counts, so they must be positive integers
-        counts, length = (*shape, size), int(about["length"])
+        counts, length = (planes, *shape, size), int(about["length"])
         is_valid = is_valid and all(type(count) is int and count > 0 for count in (*counts, length))
         is_valid = is_valid and isinstance(about["tenant"], str)
-        record = Record(key, length, len(sums), (2, *shape), dtype, size, about["tenant"], packed)
+        layer_shape, tenant = (planes, *shape), about["tenant"]
+        record = Record(key, length, len(sums), layer_shape, dtype, size, tenant, packed)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TierFault("damaged", "the header is incomplete") from error
     if not is_valid:

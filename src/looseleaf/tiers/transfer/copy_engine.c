@@ -77,7 +77,8 @@ typedef struct {
     int64_t device;
     void *copy_stream, *unpack_stream;
     char *pages;
-    int64_t page, plane, pool_pages; /* bytes of a page's K, bytes from K to V, number of pages */
+    int64_t page, plane, planes; /* bytes of a page's K, bytes from K to V, planes of a layer */
+    int64_t pool_pages;
     char *ring;
     int64_t ring_bytes, packed_page, alignment;
     void *kernel;
@@ -107,9 +108,9 @@ static struct timespec deadline(int64_t nanoseconds) {
 
 static int copy_plain(Engine *e, const Document *document, const Batch *batch) {
     int64_t width = document->num_pages * e->page;
-    return e->calls.copy(e->pages + 2 * batch->first_layer * e->plane + document->first_page * e->page,
-                         (size_t)e->plane, document->address + 2 * batch->first_layer * width, (size_t)width,
-                         (size_t)width, (size_t)(2 * batch->num_layers), TO_DEVICE, e->copy_stream);
+    return e->calls.copy(e->pages + e->planes * batch->first_layer * e->plane + document->first_page * e->page,
+                         (size_t)e->plane, document->address + e->planes * batch->first_layer * width, (size_t)width,
+                         (size_t)width, (size_t)(e->planes * batch->num_layers), TO_DEVICE, e->copy_stream);
 }
 
 /* Allocates `size` bytes of the ring and has the copy stream wait until they are unpacked. Regions are unpacked
@@ -139,20 +140,20 @@ static int allocate(Engine *e, int64_t size, Region **region) {
 }
 
 static int unpack(Engine *e, char *from, int64_t page, int64_t num_pages, const Batch *batch) {
-    int32_t first_page = (int32_t)page, first_layer = (int32_t)batch->first_layer;
+    int32_t first_page = (int32_t)page, first_plane = (int32_t)(e->planes * batch->first_layer);
     int32_t pool_pages = (int32_t)e->pool_pages;
     void *null = NULL;
     /* packed bytes, the same as words, no page list; the last are scratch pointers of newer compilers, unused */
     void *arguments[] = {&from,        &from,       &from, &e->pages, &first_page,
-                         &first_layer, &pool_pages, &null, &null,     &null};
-    return e->calls.launch(e->kernel, (unsigned)(num_pages * e->blocks), (unsigned)(2 * batch->num_layers), 1,
+                         &first_plane, &pool_pages, &null, &null,     &null};
+    return e->calls.launch(e->kernel, (unsigned)(num_pages * e->blocks), (unsigned)(e->planes * batch->num_layers), 1,
                            (unsigned)e->threads, 1, 1, (unsigned)e->shared, e->unpack_stream, arguments, NULL);
 }
 
 /* Copies and unpacks documents whose pages form one run, in page order. */
 static int copy_packed(Engine *e, Document **run, int64_t count, const Batch *batch) {
     int64_t first = run[0]->first_page, last = run[count - 1]->first_page + run[count - 1]->num_pages;
-    int64_t pitch = (last - first) * e->packed_page, planes = 2 * batch->num_layers;
+    int64_t pitch = (last - first) * e->packed_page, planes = e->planes * batch->num_layers;
     Region *region;
     int error = allocate(e, planes * pitch, &region);
     if (error) return error;
@@ -160,7 +161,7 @@ static int copy_packed(Engine *e, Document **run, int64_t count, const Batch *ba
     for (int64_t n = 0; n < count && !error; n++) {
         int64_t width = run[n]->num_pages * e->packed_page;
         error = e->calls.copy(target + (run[n]->first_page - first) * e->packed_page, (size_t)pitch,
-                              run[n]->address + 2 * batch->first_layer * width, (size_t)width, (size_t)width,
+                              run[n]->address + e->planes * batch->first_layer * width, (size_t)width, (size_t)width,
                               (size_t)planes, TO_DEVICE, e->copy_stream);
     }
     if (!error) error = e->calls.record(e->copied, e->copy_stream);
@@ -176,7 +177,7 @@ static int64_t group_size(const Engine *e, Document **packed, int64_t count, con
     int64_t n = 1;
     for (; n < count; n++) {
         int64_t stop = packed[n]->first_page + packed[n]->num_pages;
-        int64_t size = 2 * batch->num_layers * (stop - packed[0]->first_page) * e->packed_page;
+        int64_t size = e->planes * batch->num_layers * (stop - packed[0]->first_page) * e->packed_page;
         int adjacent = packed[n - 1]->first_page + packed[n - 1]->num_pages == packed[n]->first_page;
         /* the ring holds two regions: one is copied while the other is unpacked */
         if (!adjacent || 2 * size > e->ring_bytes) break;
@@ -197,7 +198,7 @@ static int submit_batch(Engine *e, Transfer *transfer, const Batch *batch) {
     if (transfer->submitted == 0 && transfer->fence) error = e->calls.wait(e->unpack_stream, transfer->fence, 0);
     for (int64_t n = 0; n < batch->num_documents && !error; n++) {
         Document *document = &transfer->documents[batch->first_document + n];
-        int64_t bytes = 2 * layers * document->num_pages * (document->packed ? e->packed_page : e->page);
+        int64_t bytes = e->planes * layers * document->num_pages * (document->packed ? e->packed_page : e->page);
         transfer->all_bytes += bytes;
         if (!document->active) continue;
         transfer->active_bytes += bytes;

@@ -63,9 +63,9 @@ _Transfer = _structure(
 _Region = _structure("_Region", start=_LONG, end=_LONG, event=_POINTER)
 _Setup = _structure(
     "_Setup", calls=Calls, device=_LONG, copy_stream=_POINTER, unpack_stream=_POINTER,
-    pages=_POINTER, page=_LONG, plane=_LONG, pool_pages=_LONG, ring=_POINTER, ring_bytes=_LONG,
-    packed_page=_LONG, alignment=_LONG, kernel=_POINTER, blocks=_LONG, threads=_LONG, shared=_LONG,
-    copied=_POINTER, regions=_POINTER, num_regions=_LONG,
+    pages=_POINTER, page=_LONG, plane=_LONG, planes=_LONG, pool_pages=_LONG,
+    ring=_POINTER, ring_bytes=_LONG, packed_page=_LONG, alignment=_LONG, kernel=_POINTER,
+    blocks=_LONG, threads=_LONG, shared=_LONG, copied=_POINTER, regions=_POINTER, num_regions=_LONG,
 )  # fmt: skip
 
 
@@ -308,6 +308,7 @@ def _make_setup(pool: PagePool, device: Device) -> tuple[ctypes.Structure, tuple
         pages=pool.kv.data_ptr(),
         page=page,
         plane=pool.num_pages * page,
+        planes=pool.kv.shape[1],
         pool_pages=pool.num_pages,
         ring=None if device.ring is None else device.ring.data_ptr(),
         ring_bytes=0 if device.ring is None else device.ring.numel(),

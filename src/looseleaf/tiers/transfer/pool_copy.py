@@ -81,7 +81,7 @@ class PoolCopy:
                 f"{pool.kv.dtype}: use auto"
             )
         self.packs = bool(self._blocks) and (packing == "on" or (packing == "auto" and self.on_gpu))
-        layers, _, _, *page = map(int, pool.kv.shape)
+        layers, self._planes, _, *page = map(int, pool.kv.shape)
         self._shape, self._dtype = (layers, *page), dtype_name(pool.kv.dtype)
         # integer words, because numpy has no bfloat16
         self._kv = pool.kv.view(_WORDS[pool.kv.itemsize])
@@ -112,7 +112,9 @@ class PoolCopy:
     def _compile_packing(self) -> None:
         """Compiles the packing kernel before a request waits for it."""
         kv = self.pool.kv
-        target = torch.empty(1, 2, self._blocks, BLOCK_BYTES, dtype=torch.uint8, device=kv.device)
+        target = torch.empty(
+            1, self._planes, self._blocks, BLOCK_BYTES, dtype=torch.uint8, device=kv.device
+        )
         spilled = torch.zeros(1, dtype=torch.int32, device=kv.device)
         pack_pages(kv[:1], torch.zeros(1, dtype=torch.int64, device=kv.device), 1, target, spilled)
 
@@ -131,7 +133,7 @@ class PoolCopy:
     ) -> Record:
         """The record of a segment in this pool, packed if requested and possible."""
         layers, heads, page_size, dim = self._shape
-        shape = 2, num_pages, heads, page_size, dim
+        shape = self._planes, num_pages, heads, page_size, dim
         packed = packed and self._can_pack(num_pages)
         size = self.layer_bytes(num_pages, packed=packed)
         return Record(key, length, layers, shape, self._dtype, size, tenant, packed)
@@ -143,7 +145,7 @@ class PoolCopy:
     def layer_bytes(self, num_pages: int, *, packed: bool) -> int:
         """Bytes of a layer of ``num_pages`` pages; 0 if packed and this pool can't be packed."""
         if packed:
-            return 2 * num_pages * self._blocks * BLOCK_BYTES
+            return self._planes * num_pages * self._blocks * BLOCK_BYTES
         return num_pages * self.pool.bytes_per_page // self._shape[0]
 
     def _can_pack(self, num_pages: int) -> bool:
@@ -176,12 +178,12 @@ class PoolCopy:
         if record.packed and self._packed is not None:
             return self._packed.write(first, pages, content, fence)
         if record.packed:
-            blocks = content.view(count, 2, -1, BLOCK_BYTES)
+            blocks = content.view(count, self._planes, -1, BLOCK_BYTES)
             unpack_pages(blocks, torch.tensor(pages), first, self.pool.kv)
             return None
         if run is not None and content.is_pinned():
             return self._write_run(first, run, content, fence)
-        shape = (count, 2, len(pages), *self._kv.shape[3:])
+        shape = (count, self._planes, len(pages), *self._kv.shape[3:])
         words, index = content.reshape(-1).view(self._kv.dtype).view(shape), _index(pages)
         if self._stream is None:
             assert self._arrays is not None
@@ -229,8 +231,8 @@ class PoolCopy:
         if fence is not None:
             self._stream.wait_event(fence)
         page = self._plane // self.pool.num_pages
-        width, planes = len(run) * page, 2 * len(content)
-        target = self._kv.data_ptr() + 2 * first * self._plane + run.start * page
+        width, planes = len(run) * page, self._planes * len(content)
+        target = self._kv.data_ptr() + self._planes * first * self._plane + run.start * page
         source = Rows(content.data_ptr(), width)
         stream = self._stream.cuda_stream
         copy_to_device(Rows(target, self._plane), source, width, planes, stream)
@@ -266,7 +268,7 @@ class PoolCopy:
         spilled = torch.zeros(1, dtype=torch.int32, device=kv.device)
         host_flag = torch.zeros(1, dtype=torch.int32, pin_memory=self.on_gpu)
         chunk = max(1, _PACKED_CHUNK_BYTES // record.layer_bytes)
-        shape = 2, len(pages) * self._blocks, BLOCK_BYTES
+        shape = self._planes, len(pages) * self._blocks, BLOCK_BYTES
         for first in range(0, record.num_layers, chunk):
             layers, target = kv[first : first + chunk], into[first : first + chunk]
             packed = torch.empty((len(layers), *shape), dtype=torch.uint8, device=kv.device)

@@ -229,21 +229,27 @@ def serving(
 @click.option("--longest", default=16384, show_default=True, help="keys of the longest case")
 @click.option("--rows", default=64, show_default=True, help="rows of a usual decode batch")
 @click.option("--head-dim", default=128, show_default=True)
+@click.option("--shape", "model", help="the heads of this model's shape, e.g. deepseek-v2-lite")
 @click.option("--repetitions", default=9, show_default=True)
 @DEVICE
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch, FlashInfer")
 @click.option("--case", "only", multiple=True, help="part of a case's name [default: all cases]")
 @OUTPUT
-def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> None:
+def attention(
+    head_dim: int, model: str | None, device: str, output: Path | None, **sizes: Any
+) -> None:
     """Attention of a layer and its roofline: decode, shared or not, and prefill."""
     import dataclasses
 
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.attention import AttentionConfig, measure, ratios
     from looseleaf_lab.bench.attention_cases import AttentionShape
+    from looseleaf_lab.bench.random_model import model_shape
     from looseleaf_lab.bench.results import show_table
 
     shape = AttentionShape(head_dim=head_dim)
+    if model is not None:
+        shape = AttentionShape.of(model_shape(model))
     config = AttentionConfig(shape, device=str(pick_device(device)), **sizes)
     columns = ("measurement", "arm", "median", "low", "high", "floor", "share_of_roofline")
 
@@ -255,7 +261,7 @@ def attention(head_dim: int, device: str, output: Path | None, **sizes: Any) -> 
         rows = collect(measure(config, on_missing, progress), summarize, output, "attention")
     for sentence in ratios(rows):
         click.echo(sentence, err=True)
-    show_table(rows, f"attention: heads of {head_dim}", columns)
+    show_table(rows, f"attention: {model or f'heads of {head_dim}'}", columns)
 
 
 for _command in (

@@ -87,16 +87,77 @@ def _biases(names: frozenset[str]) -> Fields:
 
 
 def _llama(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
-    if data.own("expert_count") in data and data.whole(data.own("expert_count")) > 0:
-        raise UnsupportedModel("llama with experts (Mixtral) is not supported: use a dense model")
     law = _scaling(data)
     if "rope_freqs.weight" in floats:
         law = _llama3_law(fields, floats["rope_freqs.weight"])
+    if data.own("expert_count") in data and data.whole(data.own("expert_count")) > 0:
+        return {"model_type": "mixtral", "sliding_window": None, **_experts(data), **law}
     return {
         "model_type": "llama",
         **_biases(names),
         **law,
     }
+
+
+def _experts(data: Metadata) -> Fields:
+    """The number of experts, and that of a row."""
+    return {
+        "num_experts": data.whole(data.own("expert_count")),
+        "num_experts_per_tok": data.whole(data.own("expert_used_count")),
+    }
+
+
+def _qwen2_moe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    own = data.own
+    return {
+        "model_type": "qwen2_moe",
+        "use_sliding_window": False,
+        "norm_topk_prob": False,
+        "moe_intermediate_size": data.whole(own("expert_feed_forward_length")),
+        "shared_expert_intermediate_size": data.whole(own("expert_shared_feed_forward_length")),
+        **_experts(data),
+        **_scaling(data),
+    }
+
+
+def _qwen3_moe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    return {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "moe_intermediate_size": data.whole(data.own("expert_feed_forward_length")),
+        **_experts(data),
+        **_scaling(data),
+    }
+
+
+def _olmoe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    return {"model_type": "olmoe", "norm_topk_prob": False, **_experts(data), **_scaling(data)}
+
+
+def _glm4_moe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    own = data.own
+    rotary = data.whole(own("rope.dimension_count"), fields["head_dim"])
+    predicting = data.whole(own("nextn_predict_layers"), 0)
+    return {
+        "model_type": "glm4_moe",
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in names,
+        "partial_rotary_factor": rotary / fields["head_dim"],
+        "num_hidden_layers": fields["num_hidden_layers"] - predicting,
+        "moe_intermediate_size": data.whole(own("expert_feed_forward_length")),
+        "n_shared_experts": data.whole(own("expert_shared_count"), 1),
+        "first_k_dense_replace": data.whole(own("leading_dense_block_count"), 1),
+        "routed_scaling_factor": data.real(own("expert_weights_scale"), 1.0),
+        "norm_topk_prob": data.flag(own("expert_weights_norm"), True),
+        "n_group": data.whole(own("expert_group_count"), 1),
+        "topk_group": data.whole(own("expert_group_used_count"), 1),
+        **_experts(data),
+        **_scaling(data),
+    }
+
+
+def _granite_moe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    return {**_granite(data, names, floats, fields), "model_type": "granitemoe", **_experts(data)}
 
 
 def _qwen2(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
@@ -202,4 +263,9 @@ _ARCHITECTURES: dict[str, Callable[[Metadata, frozenset[str], Floats, Fields], F
     "granite": _granite,
     "olmo2": _olmo2,
     "smollm3": _smollm3,
+    "qwen2moe": _qwen2_moe,
+    "qwen3moe": _qwen3_moe,
+    "olmoe": _olmoe,
+    "glm4moe": _glm4_moe,
+    "granitemoe": _granite_moe,
 }

@@ -34,7 +34,7 @@ from looseleaf.ops.native.native_build import cache_folder, can_write_to, proces
 TABLE_NAME = "gguf.json"
 SUFFIX = ".gguf"
 # part of each folder's name: another version of this code makes other files
-_VERSION = 3
+_VERSION = 4
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_PARTS = 1024
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

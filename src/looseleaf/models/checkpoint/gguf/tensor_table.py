@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from looseleaf.errors import CorruptCheckpoint
@@ -29,9 +29,17 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# tensors of all experts [experts, features, columns], by the name of an expert's matrix
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_ONE_ROW = "mlp.shared_expert_gate.weight"
 _FUSED_UP = {"ffn_up": "mlp.gate_up_proj"}
 # names by family where they differ
-_NORMS = {
+_PARTS = {
     "gemma2": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
@@ -48,13 +56,43 @@ _NORMS = {
     },
     "phi3": _FUSED_UP,
     "glm": _FUSED_UP,
+    "mixtral": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    "granitemoe": {
+        "ffn_gate_inp": "block_sparse_moe.router.layer",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+    },
+    "qwen2_moe": {
+        **_EXPERTS,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
+    "qwen3_moe": _EXPERTS,
+    "olmoe": _EXPERTS,
+    "glm4_moe": {
+        **_EXPERTS,
+        "post_attention_norm": "post_attention_layernorm",
+        "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
 }
-_NORMS["gemma3_text"] = _NORMS["gemma2"]
+_PARTS["gemma3_text"] = _PARTS["gemma2"]
 # families whose converter interleaves the two halves of each head of q and k
-_INTERLEAVED = ("llama", "granite", "smollm3")
+_INTERLEAVED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
 # families whose converter adds the norm's offset of 1 to the stored weight
 _OFFSET = ("gemma2", "gemma3_text")
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_AFTER = re.compile(r"blk\.(\d{1,5})\.")
 
 
 @dataclass(frozen=True)
@@ -77,26 +115,40 @@ def table_of(tensors: Iterable[StoredTensor], config: dict[str, Any]) -> list[Bl
         "attn_q": config["num_attention_heads"],
         "attn_k": config["num_key_value_heads"],
     }
-    names = {**_LAYER, **_NORMS.get(family, {})}
+    names = {**_LAYER, **_PARTS.get(family, {})}
     entries = []
     for tensor in tensors:
-        if tensor.name in ROPE_TENSORS:
+        if tensor.name in ROPE_TENSORS or _predicts(tensor.name, config):
             continue
         name, part = _name_of(tensor, names)
         is_norm = name.endswith(("norm.weight", "layernorm.weight"))
-        entries.append(
-            BlockEntry(
-                tensor.path,
-                name,
-                tensor.format,
-                tensor.shape,
-                tensor.start,
-                tensor.end,
-                heads.get(part, 0) if family in _INTERLEAVED else 0,
-                1.0 if family in _OFFSET and is_norm else 0.0,
-            )
-        )
+        interleaved = heads.get(part, 0) if family in _INTERLEAVED else 0
+        added = 1.0 if family in _OFFSET and is_norm else 0.0
+        for number, piece in enumerate(_experts(tensor) if "{}" in name else [tensor]):
+            # files store the matrix of one row as a vector
+            shape = (1, *piece.shape)[-2:] if name.endswith(_ONE_ROW) else piece.shape
+            place = shape, piece.start, piece.end, interleaved, added
+            entries.append(BlockEntry(tensor.path, name.format(number), tensor.format, *place))
     return entries
+
+
+def _experts(tensor: StoredTensor) -> list[StoredTensor]:
+    """The matrices of a tensor ``[experts, features, columns]``, which are one after another."""
+    if len(tensor.shape) != 3:
+        raise CorruptCheckpoint(
+            f"{tensor.path}: {tensor.name} has shape {list(tensor.shape)}, and experts have three "
+            "dims; download it again"
+        )
+    size, starts = (tensor.end - tensor.start) // tensor.shape[0], range(tensor.shape[0])
+    places = [tensor.start + number * size for number in starts]
+    return [replace(tensor, shape=tensor.shape[1:], start=p, end=p + size) for p in places]
+
+
+def _predicts(name: str, config: dict[str, Any]) -> bool:
+    """Whether a tensor belongs to a layer after the last, which predicts further tokens."""
+    match = _AFTER.match(name)
+    predicting = config["model_type"] == "glm4_moe"
+    return predicting and match is not None and int(match[1]) >= config["num_hidden_layers"]
 
 
 def _name_of(tensor: StoredTensor, names: dict[str, str]) -> tuple[str, str]:
@@ -106,7 +158,9 @@ def _name_of(tensor: StoredTensor, names: dict[str, str]) -> tuple[str, str]:
         return f"{_ENDS[stem]}.{kind}", ""
     match = _BLOCK.fullmatch(tensor.name)
     if match and match[2] in names:
-        return f"model.layers.{int(match[1])}.{names[match[2]]}.{match[3]}", match[2]
+        # the bias of a choice has no suffix
+        suffix = "" if names[match[2]].endswith("_bias") else f".{match[3]}"
+        return f"model.layers.{int(match[1])}.{names[match[2]]}{suffix}", match[2]
     raise CorruptCheckpoint(
         f"{tensor.path} holds the tensor {tensor.name[:200]!r}, which a model of its architecture "
         "has no place for"

@@ -89,7 +89,7 @@ def _numbers(b_codes, b_zeros, DTYPE: tl.constexpr, HAS_ZEROS: tl.constexpr):
 
 
 @triton.jit
-def _add_tile(
+def add_tile(
     acc, b_codes, p_x, m_row, b_zeros,
     KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, WORDS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
@@ -112,6 +112,14 @@ def _add_tile(
         acc = tl.dot(_shifted_fp8(b_codes.to(tl.int8, bitcast=True)), b_x, acc)
     else:
         acc = tl.dot(_numbers(b_codes, b_zeros, DTYPE, HAS_ZEROS), b_x, acc)
+    return acc
+
+
+@triton.jit
+def unshifted(acc, KIND: tl.constexpr, WORDS: tl.constexpr):
+    """Sums of `add_tile` without the shift of its e4m3 codes."""
+    if KIND == "fp8" and WORDS:
+        acc *= _SHIFT
     return acc
 
 
@@ -153,7 +161,7 @@ def _scaled_linear_kernel(
     for tile in range(0, tiles):
         b_codes = tl.load(p_codes)  # [N, K]
         if ONE_GROUP:
-            acc = _add_tile(acc, b_codes, p_x, m_row, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
+            acc = add_tile(acc, b_codes, p_x, m_row, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
         else:
             # the next scales arrive during this product
             after = (part * tiles + tl.minimum(tile + 1, tiles - 1)) // GROUP_TILES
@@ -161,15 +169,14 @@ def _scaled_linear_kernel(
             if HAS_ZEROS:
                 next_zeros = tl.load(p_zeros + after * stride_g)
             total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            total = _add_tile(total, b_codes, p_x, m_row, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
+            total = add_tile(total, b_codes, p_x, m_row, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
             acc += total * b_scales[:, None]
             b_scales, b_zeros = next_scales, next_zeros
         p_codes += WIDTH
         p_x += BLOCK_K
     if ONE_GROUP:
         acc *= b_scales[:, None]
-    if KIND == "fp8" and WORDS:
-        acc *= _SHIFT
+    acc = unshifted(acc, KIND, WORDS)
     p_out = out + (part * rows + o_m)[None, :].to(tl.int64) * features + o_n[:, None]
     tl.store(p_out, acc.to(out.dtype.element_ty), mask=m_row)
 
@@ -242,7 +249,7 @@ def scaled_summands_triton(
     # tensor cores are faster from 4 bits
     is_few = rows in (1, 2, MAX_VECTORS) and matrix.kind != "int4"
     parts = (
-        vector_parts(features, columns, num_sms)
+        vector_parts(rows, matrix, num_sms)
         if is_few
         else num_parts(rows, features, columns, num_sms)
     )

@@ -7,6 +7,8 @@ an expert with one row reads its matrix once and computes few rows that don't ex
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.dense.scaled_linear import ScaledMatrix
+from looseleaf.ops.dense.scaled_linear.reference import dequantize_reference
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.experts.mlp.reference import expert_mlp_reference
 from looseleaf.ops.experts.route import Routes
@@ -25,6 +27,13 @@ def tile_rows(pairs: int, num_experts: int) -> int:
     return next((tile for most, tile in _TILES if average <= most), _MOST_ROWS)
 
 
+def shape_of(matrix: Tensor | ScaledMatrix) -> tuple[int, int]:
+    """Features and columns."""
+    if isinstance(matrix, ScaledMatrix):
+        return matrix.features, matrix.columns
+    return matrix.shape[0], matrix.shape[1]
+
+
 def rows_of_kernels(slots: int, num_experts: int) -> list[int]:
     """Numbers of rows that launch all kernels of a layer."""
     last = [most * num_experts // slots for most, _ in _TILES]
@@ -33,8 +42,8 @@ def rows_of_kernels(slots: int, num_experts: int) -> list[int]:
 
 def expert_mlp(
     x: Float[Tensor, "rows hidden"],
-    gate_up: Float[Tensor, "all_gates hidden"],
-    down: Float[Tensor, "all_outputs inner"],
+    gate_up: Tensor | ScaledMatrix,
+    down: Tensor | ScaledMatrix,
     routes: Routes,
     implementation: Implementation = "auto",
     *,
@@ -44,13 +53,15 @@ def expert_mlp(
 ) -> Float[Tensor, "parts rows hidden"]:
     """Summands of the sum over a row's experts of ``weight * down(activation(gate) * up)``.
 
-    ``gate_up`` has gate and up of each expert, one expert below the other; ``down`` likewise.
-    Biases are fp32. Summands are fp32 for up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises
-    InvalidOption for an unknown ``implementation``."""
-    num_experts = down.shape[0] // x.shape[1]
+    ``gate_up [num_experts * 2 * inner, hidden]`` has gate and up of each expert, one expert below
+    the other; ``down [num_experts * hidden, inner]`` likewise. Codes have whole tiles of
+    `looseleaf.ops.dense.scaled_linear`. Biases are fp32. Summands are fp32 for up to `FEW_ROWS`
+    rows, else in the dtype of ``x``. Raises InvalidOption for an unknown ``implementation``."""
+    num_experts = shape_of(down)[0] // x.shape[1]
     biases = gate_up_bias, down_bias
     if choose(implementation, x) == "triton":
         from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
 
         return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)
-    return expert_mlp_reference(x, gate_up, down, routes, activation, biases)[None]
+    plain = (m if isinstance(m, Tensor) else dequantize_reference(m) for m in (gate_up, down))
+    return expert_mlp_reference(x, *plain, routes, activation, biases)[None]

@@ -11,9 +11,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.dense.scaled_linear import TILE, ScaledMatrix
+from looseleaf.ops.dense.scaled_linear.kernel import add_tile, unshifted
 from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import group_rows_triton
-from looseleaf.ops.experts.mlp import FEW_ROWS, tile_rows
+from looseleaf.ops.experts.mlp import FEW_ROWS, shape_of, tile_rows
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next, tanh
 
@@ -29,6 +31,12 @@ class Blocks(NamedTuple):
     k: int
     warps: int
     stages: int
+
+    def options(self) -> dict[str, int | bool]:
+        """The options of a launch."""
+        sizes = {"BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k}
+        rest = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        return {**sizes, **rest}
 
 
 @triton.jit
@@ -69,9 +77,38 @@ def _product(
 
 
 @triton.jit
+def _coded_product(
+    codes, scales, zeros, row, p_x, m_m, inner, stride_n, stride_g,
+    KIND: tl.constexpr, GROUP_TILES: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The product of a matrix's rows, which are codes; a tile has one scale for each row."""
+    HALF: tl.constexpr = BLOCK_K // 2
+    WIDTH: tl.constexpr = HALF if KIND == "int4" else BLOCK_K
+    HAS_ZEROS: tl.constexpr = zeros is not None
+    o_k = tl.arange(0, WIDTH)
+    p_codes = codes + row[:, None] * (inner // BLOCK_K * WIDTH) + o_k[None, :]
+    p_x += o_k[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    b_zeros = tl.zeros((BLOCK_N,), tl.float32)
+    for tile in range(0, inner // BLOCK_K):
+        place = row * stride_n + tile // GROUP_TILES * stride_g
+        b_scales = tl.load(scales + place)
+        if HAS_ZEROS:
+            b_zeros = tl.load(zeros + place)
+        b_codes = tl.load(p_codes + tile * WIDTH)  # [N, K]
+        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        p_tile = p_x + tile * BLOCK_K
+        total = add_tile(total, b_codes, p_tile, m_m, b_zeros, KIND, HAS_ZEROS, WORDS, HALF)
+        acc += total * b_scales[:, None]
+    return unshifted(acc, KIND, WORDS)
+
+
+@triton.jit
 def _gate_kernel(
-    x, weight, bias, order, tiles, out, hidden, inner, stride_x,
+    x, weight, scales, zeros, bias, order, tiles, out, hidden, inner, stride_x, stride_n, stride_g,
     SLOTS: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
+    KIND: tl.constexpr, GROUP_TILES: tl.constexpr, WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Inner values of pairs in the order of experts: half of a program's outputs are of gate."""
@@ -89,10 +126,15 @@ def _gate_kernel(
     row = tl.load(order + place, mask=place < end, other=0) // SLOTS
     up_row = expert.to(tl.int64) * 2 * inner + o_n // HALF * inner + feature
     m_n = (feature < inner)[:, None]
-    acc = _product(
-        weight + up_row[:, None] * hidden, x + row.to(tl.int64)[None, :] * stride_x, m_n, m_m,
-        hidden, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    p_x = x + row.to(tl.int64)[None, :] * stride_x
+    if KIND == "plain":
+        p_weight = weight + up_row[:, None] * hidden
+        acc = _product(p_weight, p_x, m_n, m_m, hidden, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    else:
+        acc = _coded_product(
+            weight, scales, zeros, up_row, p_x, m_m, hidden, stride_n, stride_g,
+            KIND, GROUP_TILES, WORDS, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     gate, up = tl.split(tl.permute(tl.reshape(acc, (2, HALF, BLOCK_M)), (1, 2, 0)))
     if bias is not None:
         p_bias = bias + expert.to(tl.int64) * 2 * inner + o_half
@@ -105,8 +147,10 @@ def _gate_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _down_kernel(
-    x, weight, bias, shares, order, tiles, out, rows, hidden, inner,
+    x, weight, scales, zeros, bias, shares, order, tiles, out, rows, hidden, inner,
+    stride_n, stride_g,
     SLOTS: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
+    KIND: tl.constexpr, GROUP_TILES: tl.constexpr, WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Weighted outputs of pairs, each in its slot and row."""
@@ -121,9 +165,15 @@ def _down_kernel(
     m_m, m_n = (place < end)[None, :], (o_n < hidden)[:, None]
     pair = tl.load(order + place, mask=place < end, other=0)
     share = tl.load(shares + pair, mask=place < end, other=0.0)
-    p_weight = weight + (expert.to(tl.int64) * hidden + o_n)[:, None] * inner
-    p_x = x + place.to(tl.int64)[None, :] * inner
-    acc = _product(p_weight, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    row, p_x = expert.to(tl.int64) * hidden + o_n, x + place.to(tl.int64)[None, :] * inner
+    if KIND == "plain":
+        p_weight = weight + row[:, None] * inner
+        acc = _product(p_weight, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    else:
+        acc = _coded_product(
+            weight, scales, zeros, row, p_x, m_m, inner, stride_n, stride_g,
+            KIND, GROUP_TILES, WORDS, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     if bias is not None:
         p_bias = bias + expert.to(tl.int64) * hidden + o_n
         acc += tl.load(p_bias, mask=o_n < hidden, other=0.0)[:, None]
@@ -133,8 +183,35 @@ def _down_kernel(
     tl.store(p_out, acc.to(out.dtype.element_ty), mask=m_m & m_n)
 
 
-def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype) -> Blocks:
+class _Matrix(NamedTuple):
+    """Arguments of a matrix of all experts: plain, or codes with scales."""
+
+    weight: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    strides: tuple[int, int]
+    options: dict[str, str | int | bool]
+
+
+def _matrix(stacked: Tensor | ScaledMatrix, x: Tensor) -> _Matrix:
+    if isinstance(stacked, Tensor):
+        assert stacked.is_contiguous(), "matrices lie below each other"
+        return _Matrix(
+            stacked, None, None, (0, 0), {"KIND": "plain", "GROUP_TILES": 1, "WORDS": False}
+        )
+    codes, scales, zeros = stacked.codes, stacked.scales, stacked.zeros
+    assert codes.is_contiguous() and stacked.group % TILE == 0, "tiles have one scale per row"
+    assert zeros is None or zeros.stride() == scales.stride(), "scales and zeros have one layout"
+    words = chains(x) and x.dtype == torch.bfloat16
+    options = {"KIND": stacked.kind, "GROUP_TILES": stacked.group // TILE, "WORDS": words}
+    return _Matrix(codes, scales, zeros, (scales.stride(0), scales.stride(1)), options)
+
+
+def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype, *, coded: bool) -> Blocks:
     """Sizes of a program for tiles of ``tile`` rows and a product of ``features`` outputs."""
+    if coded:
+        narrow = tile < 128 or features % 128
+        return Blocks(tile, 64 if narrow else 128, TILE, 4 if narrow else 8, 3)
     if dtype.itemsize == 4:
         return Blocks(tile, 64, 32, 4, 2)
     if tile <= 32:
@@ -146,32 +223,32 @@ def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype) -> Block
 
 def expert_mlp_triton(
     x: Float[Tensor, "rows hidden"],
-    gate_up: Float[Tensor, "all_gates hidden"],
-    down: Float[Tensor, "all_outputs inner"],
+    gate_up: Tensor | ScaledMatrix,
+    down: Tensor | ScaledMatrix,
     routes: Routes,
     num_experts: int,
     activation: str,
     biases: tuple[Tensor | None, Tensor | None],
 ) -> Float[Tensor, "slots rows hidden"]:
     """See `looseleaf.ops.experts.mlp`."""
-    rows, slots = routes.experts.shape
+    (rows, slots), hidden = routes.experts.shape, x.shape[1]
     dtype = torch.float32 if rows <= FEW_ROWS else x.dtype
-    out = torch.empty((slots, rows, x.shape[1]), dtype=dtype, device=x.device)
+    out = torch.empty((slots, rows, hidden), dtype=dtype, device=x.device)
     if not rows:
         return out
-    tile, inner = tile_rows(rows * slots, num_experts), down.shape[1]
-    assert len(gate_up) == 2 * inner * num_experts, "gate and up of all experts"
-    assert gate_up.is_contiguous() and down.is_contiguous(), "matrices lie below each other"
+    assert x.stride(1) == 1, "a row must be contiguous"
+    tile, inner = tile_rows(rows * slots, num_experts), shape_of(down)[1]
+    assert shape_of(gate_up) == (2 * inner * num_experts, hidden), "gate and up of all experts"
     groups = RowGroups(*group_rows_triton(routes.experts, num_experts, tile))
     values = torch.empty((rows * slots, inner), dtype=x.dtype, device=x.device)
-    launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation)
-    launch_down(values, down, biases[1], routes.weights, groups, out, tile)
+    _launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation)
+    _launch_down(values, down, biases[1], routes.weights, groups, out, tile)
     return out
 
 
-def launch_gate(
+def _launch_gate(
     x: Tensor,
-    weight: Tensor,
+    stacked: Tensor | ScaledMatrix,
     bias: Tensor | None,
     groups: RowGroups,
     out: Float[Tensor, "pairs inner"],
@@ -181,21 +258,21 @@ def launch_gate(
 ) -> None:
     """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``."""
     hidden, inner = x.shape[1], out.shape[1]
-    assert x.stride(1) == 1, "a row must be contiguous"
-    blocks, chained = blocks_of(tile, 2 * inner, hidden, x.dtype), chains(x)
+    matrix, coded = _matrix(stacked, x), isinstance(stacked, ScaledMatrix)
+    blocks, chained = blocks_of(tile, 2 * inner, hidden, x.dtype, coded=coded), chains(x)
     half = blocks.n // 2
+    even = hidden % blocks.k == inner % half == 0
+    assert even or not coded, "codes come in whole tiles"
     _gate_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
-        x, weight, bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0),
-        SLOTS=slots, ACTIVATION=activation, EVEN=hidden % blocks.k == inner % half == 0,
-        CHAINED=chained, BLOCK_M=blocks.m, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
-        num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
-        launch_pdl=chained,
+        x, *matrix[:3], bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0),
+        *matrix.strides, SLOTS=slots, ACTIVATION=activation, EVEN=even, CHAINED=chained,
+        **matrix.options, **blocks.options(), launch_pdl=chained,
     )  # fmt: skip
 
 
-def launch_down(
+def _launch_down(
     x: Float[Tensor, "pairs inner"],
-    weight: Tensor,
+    stacked: Tensor | ScaledMatrix,
     bias: Tensor | None,
     shares: Float[Tensor, "rows slots"],
     groups: RowGroups,
@@ -204,11 +281,12 @@ def launch_down(
 ) -> None:
     """Writes the weighted products of all pairs to their slots and rows."""
     (slots, rows, hidden), inner = out.shape, x.shape[1]
-    blocks, chained = blocks_of(tile, hidden, inner, x.dtype), chains(x)
+    matrix, coded = _matrix(stacked, x), isinstance(stacked, ScaledMatrix)
+    blocks, chained = blocks_of(tile, hidden, inner, x.dtype, coded=coded), chains(x)
+    even = inner % blocks.k == hidden % blocks.n == 0
+    assert even or not coded, "codes come in whole tiles"
     _down_kernel[(triton.cdiv(hidden, blocks.n), len(groups.tiles))](
-        x, weight, bias, shares, groups.order, groups.tiles, out, rows, hidden, inner,
-        SLOTS=slots, EVEN=inner % blocks.k == hidden % blocks.n == 0,
-        CHAINED=chained, BLOCK_M=blocks.m, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
-        num_warps=blocks.warps, num_stages=blocks.stages, enable_fp_fusion=True,
-        launch_pdl=chained,
+        x, *matrix[:3], bias, shares, groups.order, groups.tiles, out, rows, hidden, inner,
+        *matrix.strides, SLOTS=slots, EVEN=even, CHAINED=chained,
+        **matrix.options, **blocks.options(), launch_pdl=chained,
     )  # fmt: skip

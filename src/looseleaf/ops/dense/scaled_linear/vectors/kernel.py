@@ -23,6 +23,43 @@ def _float(bits):
 
 # compiled once for all matrices of a form
 @triton.jit
+def _one_vector_kernel(
+    x, codes, scales, out, columns, stride_n,
+    KIND: tl.constexpr, HOPPER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One row by a matrix with one scale per output; products are summed once, at the end."""
+    start_next(HOPPER)
+    o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    o_k = tl.arange(0, BLOCK_K)
+    p_codes, p_x = codes + o_n[:, None] * columns + o_k[None, :], x + o_k
+    await_previous(HOPPER)
+    products, inputs = tl.zeros((BLOCK_N, BLOCK_K), tl.float32), tl.zeros((BLOCK_K,), tl.float32)
+    for start in range(0, columns, BLOCK_K):
+        inside = start + o_k < columns
+        b_codes = tl.load(p_codes, mask=inside[None, :], other=0)
+        b_x = tl.load(p_x, mask=inside, other=0.0).to(tl.float32)
+        if KIND == "int8":
+            numbers = _float((((b_codes.to(tl.int32) & 0xFF) ^ 0x80) << 15) | 0x43800000)
+            inputs += b_x
+        elif HOPPER:
+            numbers = b_codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        else:
+            numbers = _float((b_codes.to(tl.int32) << 20) & -0x78100000)
+            b_x *= _SHIFT
+        products += numbers * b_x[None, :]
+        p_codes += BLOCK_K
+        p_x += BLOCK_K
+    total = tl.sum(products, 1)
+    if KIND == "int8":
+        total -= 384.0 * tl.sum(inputs, 0)
+    elif not HOPPER:
+        total *= _SHIFT
+    total *= tl.load(scales + o_n * stride_n)
+    tl.store(out + o_n, total.to(out.dtype.element_ty))
+
+
+# compiled once for all matrices of a form
+@triton.jit
 def _scaled_vectors_kernel(
     x, codes, scales, zeros, out, features, columns, stride_x, stride_n, stride_g,
     ROWS: tl.constexpr, PARTS: tl.constexpr, GROUP_TILES: tl.constexpr, KIND: tl.constexpr,
@@ -74,21 +111,34 @@ def _scaled_vectors_kernel(
     tl.store(p_out + o_n[None, :], acc.to(out.dtype.element_ty))
 
 
-def num_parts(features: int, columns: int, num_sms: int) -> int:
-    """Parts of the inner dims, so that programs fill the SMs."""
+def num_parts(rows: int, matrix: ScaledMatrix, num_sms: int) -> int:
+    """Parts of the inner dims, so that programs fill the SMs; one row fills them without parts."""
+    if rows == 1 and _is_plain(matrix):
+        return 1
+    features, columns = matrix.features, matrix.columns
     blocks = features // _OUTPUTS
     fitting = (n for n in (4, 2) if columns % (n * TILE) == 0)
     return next((n for n in fitting if blocks * n <= 8 * num_sms), 1)
 
 
+def _is_plain(matrix: ScaledMatrix) -> bool:
+    return matrix.scales.shape[1] == 1 and matrix.zeros is None
+
+
 def launch_vectors(x: Tensor, matrix: ScaledMatrix, out: Tensor, *, chained: bool) -> None:
     """Writes the product ``[parts, rows, features]`` of 1, 2 or 4 rows by bytes to ``out``."""
     (rows, columns), (parts, _, features) = x.shape, out.shape
-    scales = matrix.scales
+    scales, codes = matrix.scales, matrix.codes.view(torch.int8)
+    if rows == 1 and _is_plain(matrix):
+        _one_vector_kernel[(features // _OUTPUTS,)](
+            x, codes, scales, out, columns, scales.stride(0), KIND=matrix.kind, HOPPER=chained,
+            BLOCK_N=_OUTPUTS, BLOCK_K=512, num_warps=8, enable_fp_fusion=True, launch_pdl=chained,
+        )  # fmt: skip
+        return
     zeros = scales if matrix.zeros is None else matrix.zeros
     assert zeros.stride() == scales.stride(), "scales and zeros have one layout"
     _scaled_vectors_kernel[(features // _OUTPUTS, parts)](
-        x, matrix.codes.view(torch.int8), scales, zeros, out, features, columns,
+        x, codes, scales, zeros, out, features, columns,
         x.stride(0), *scales.stride(),
         ROWS=rows, PARTS=parts, GROUP_TILES=matrix.group // TILE, KIND=matrix.kind,
         HAS_ZEROS=matrix.zeros is not None, ONE_GROUP=scales.shape[1] == 1, CHAINED=chained,

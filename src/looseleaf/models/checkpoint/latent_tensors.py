@@ -1,0 +1,57 @@
+"""Tensors of latent attention (MLA): names and sizes of the fused projection, and the maps."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from looseleaf.config import ModelConfig
+from looseleaf.models.layers import LatentWeights, Norm
+from looseleaf.models.linear import Projection
+
+
+@runtime_checkable
+class TensorReader(Protocol):
+    """Reads or checks tensors by name; see ``weights.py``."""
+
+    def fused(
+        self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
+    ) -> Tensor: ...
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Norm: ...
+
+    def projection(
+        self, names: list[str], sizes: list[int], fan_in: int, bias: bool
+    ) -> Projection: ...
+
+
+def fused_tensors(config: ModelConfig) -> tuple[list[str], list[int]]:
+    """Names and features of the projections of a layer's normed input: queries or their latent, and
+    the latent of keys and values with the rotated dims."""
+    shape = config.latent
+    assert shape is not None, "only for latent attention"
+    name = "q_a_proj" if shape.query_rank else "q_proj"
+    features = shape.query_rank or config.num_qo_heads * shape.query_dim
+    return [name, "kv_a_proj_with_mqa"], [features, shape.key_dim]
+
+
+def read_latent(reader: TensorReader, config: ModelConfig, prefix: str) -> LatentWeights:
+    """The maps of the attention ``prefix``; those of keys and values are dequantized."""
+    shape, heads = config.latent, config.num_qo_heads
+    assert shape is not None, "only for latent attention"
+    expanded = shape.nope_dim + shape.value_dim
+    both = reader.fused([prefix + "kv_b_proj.weight"], [(heads * expanded, shape.rank)])
+    key_up, value_up = both.view(heads, expanded, shape.rank).split(
+        (shape.nope_dim, shape.value_dim), 1
+    )
+    query_norm = query_up = None
+    if rank := shape.query_rank:
+        query_norm = reader.norm(prefix + "q_a_layernorm", rank, config)
+        sizes = [heads * shape.query_dim]
+        query_up = reader.projection([prefix + "q_b_proj"], sizes, rank, bias=False)
+    return LatentWeights(
+        reader.norm(prefix + "kv_a_layernorm", shape.rank, config),
+        key_up.contiguous(),
+        value_up.transpose(1, 2).contiguous(),
+        query_norm,
+        query_up,
+    )
