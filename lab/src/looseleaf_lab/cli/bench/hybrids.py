@@ -28,7 +28,7 @@ from looseleaf_lab.errors import INSTALL
 def hybrids(
     parts: tuple[str, ...], families: tuple[str, ...], output: Path | None, **sizes: Any
 ) -> None:
-    """Composed states against recurrences, and bytes and work of maps, for Qwen3-Next and others.
+    """Documents as maps of linear layers' states: errors, bytes and work.
 
     Models are tiny and random; sizes are those of published shapes."""
     if find_spec("transformers") is None:
