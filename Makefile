@@ -11,6 +11,7 @@
 #   make format     let ruff rewrite what it can
 #   make docs       the site, in build/site
 #   make test-real  SmolLM2 from its GGUF file; LOOSELEAF_REAL names a folder of further files
+#   make test-clients  foreign clients against a server (OpenAI, LangChain, LiteLLM ...; about 700 MB)
 #   make test-ray  a real Ray cluster on loopback (installs ray, about 500 MB)
 #   make test-gpu   the tests that need a CUDA device   (PYTHON=python3 uses that Python and installs nothing)
 #   make gpu-report tests, memory checker and benchmarks on a CUDA device (PYTHON=python3 OUT=gpu-report MINUTES=9 ONLY=attention,serving)
@@ -46,7 +47,7 @@ else
 TORCH :=
 endif
 
-.PHONY: help demo demo-real test-real test-ray venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
+.PHONY: help demo demo-real test-real test-clients test-ray venv smoke test test-shapes test-rest test-all check format docs test-gpu gpu-report clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,6 +69,19 @@ demo-real: $(VENV)/.runtime $(MODEL)
 
 test-real: $(VENV)/.test $(SMOLLM2)
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest tests/real
+
+# clients bring packages of their own and no PyTorch, so they have an environment of their own
+CLIENTS := .venv-clients
+
+$(CLIENTS)/.ready: tests/clients/requirements.txt tests/clients/constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt \
+		--constraint tests/clients/constraints.txt
+	@touch $@
+
+test-clients: $(VENV)/.test $(CLIENTS)/.ready
+	CUDA_VISIBLE_DEVICES= LOOSELEAF_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest \
+		--config-file tests/clients/pytest.ini --rootdir tests/clients tests/clients
 
 # ray's own modules warn at import
 test-ray: $(VENV)/.test
@@ -137,5 +151,5 @@ $(VENV)/.dev: $(VENV)/.test lab/pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-_FIRST = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-_DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2")
-EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
+_FIRST = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi", "phi3")
+_DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2", "exaone4")
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
+EXPERT_FAMILIES = (*_MIXTURES, "gpt_oss")
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 FAMILIES = (*_DENSE, *EXPERT_FAMILIES, *LATENT_FAMILIES)
-ATTENTION_FAMILIES = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4", "deepseek_v3")
+_ROTATED = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4")
+ATTENTION_FAMILIES = (*_ROTATED, "deepseek_v3", "gpt_oss")
 """One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
-RoPE laws by layer, a part of the head rotated, latents. The others differ in products and norms
-only."""
+RoPE laws by layer, a part of the head rotated, latents, sinks beside windows. The others differ in
+products and norms only; Ministral 3 has tests of its own (test_query_scales.py)."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -53,6 +55,11 @@ _LATENT_SHAPE = {
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": True},
+    "ministral3": {"head_dim": 24},
+    "exaone4": {
+        **{"head_dim": 24, "sliding_window": WINDOW},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
     "smollm3": {"no_rope_layers": [1, 0, 1], "attention_bias": True},
@@ -99,6 +106,11 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
         **{"head_dim": 32, "mlp_only_layers": [1]},
     },
+    # a limit so low that it clips random values
+    "gpt_oss": {
+        **{"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24, "swiglu_limit": 0.7},
+        "sliding_window": WINDOW,
+    },
 }
 
 
@@ -134,6 +146,11 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
         rope["partial_rotary_factor"] = fraction
     if rope_law == "dynamic":
         shape["max_position_embeddings"] = ORIGINAL_POSITIONS
+    if family == "ministral3":
+        rope |= {
+            "llama_4_scaling_beta": 0.3,
+            "original_max_position_embeddings": ORIGINAL_POSITIONS,
+        }
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": 100.0}
         rope = {"full_attention": rope, "sliding_attention": local}
@@ -142,6 +159,8 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         spread = 0.3 if name.endswith(("norm.weight", "bias")) else 0.6 * weight.shape[-1] ** -0.5
+        if name.endswith("sinks"):
+            spread = 2.0
         noise = torch.randn(weight.shape, generator=generator) * spread
         weight.data = noise + 1 if name.endswith("norm.weight") else noise
     for name, value in model.named_buffers():

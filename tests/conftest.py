@@ -15,6 +15,8 @@ import torch
 HAS_CUDA = torch.cuda.is_available()
 TESTS = Path(__file__).parent
 GPU_TESTS = TESTS / "gpu"
+# an environment of its own, `make test-clients`
+collect_ignore = [str(TESTS / "clients")]
 # left out by `make test`: they need more packages, or they test more than the product
 REST = tuple(
     TESTS / name
@@ -33,7 +35,7 @@ REST = tuple(
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 if not HAS_CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    collect_ignore = [str(GPU_TESTS)]
+    collect_ignore.append(str(GPU_TESTS))
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

@@ -36,13 +36,14 @@ _WHOLE = {
 }
 
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "calls"]
 
 
 @dataclass(frozen=True)
 class Grammar:
     """A grammar that constrains the text of an output. Needs the extra ``serve`` (llguidance).
 
+    The source of ``calls`` is the JSON of a `CallBlock`, for tool calls.
     ``strict`` forbids additional properties in the objects of a JSON schema. Raises InvalidOption
     for an unknown kind, and for ``strict`` with another kind than ``json_schema``.
     """

@@ -1,7 +1,7 @@
 """Types that all packages share: attention state, rotation table, score rule, model hooks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -43,16 +43,22 @@ class ScoreRule:
     ``score = cap(softmax_scale * q.k) - slope * (query_position - key_position)``, where ``cap(x) =
     soft_cap * tanh(x / soft_cap)`` if ``soft_cap`` is not 0. With a ``window`` other than 0 a row
     sees only the last ``window`` positions, its own included. ``alibi_slopes`` is fp32
-    ``[num_qo_heads]`` or None. Positions are those in the sequence, not page slots."""
+    ``[num_qo_heads]`` or None. Positions are those in the sequence, not page slots.
+
+    ``sinks`` (fp32 ``[num_qo_heads]`` or None) are the logits of one more key per row, whose value
+    is 0. It belongs to no set of keys: operators over key sets ignore it, and
+    `looseleaf.ops.add_sinks` merges it once into the final state of a row. Rules that differ in
+    sinks only are equal."""
 
     softmax_scale: float
     soft_cap: float = 0.0
     window: int = 0
     alibi_slopes: Float[Tensor, "heads"] | None = None
+    sinks: Float[Tensor, "heads"] | None = field(default=None, compare=False)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the score is only the scaled product."""
+        """Whether the score of a key is only the scaled product."""
         return not (self.window or self.soft_cap or self.alibi_slopes is not None)
 
 

@@ -21,6 +21,8 @@ from tests.attention.forests import PAGE_SIZE, STEPS, RowRecipe, StepRecipe, dec
 NUM_PAGES, NUM_QO_HEADS, NUM_KV_HEADS, HEAD_DIM = 128, 4, 2, 32
 FULL, WINDOW = ScoreRule(HEAD_DIM**-0.5), ScoreRule(HEAD_DIM**-0.5, window=11)
 SOFT_CAP = ScoreRule(HEAD_DIM**-0.5, soft_cap=2.0)
+SINKS = replace(FULL, sinks=torch.tensor([1.0, -1.0, 3.0, 0.0]))
+WINDOW_SINKS = replace(WINDOW, sinks=torch.tensor([2.0, 0.5, -3.0, 4.0]))
 ALIBI = ScoreRule(HEAD_DIM**-0.5, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05]))
 
 
@@ -97,7 +99,9 @@ def outputs(
     done=st.integers(0, 20),
     new=st.integers(1, 20),
     num_decode_rows=st.integers(0, 6),
-    rules=st.sampled_from([(FULL, WINDOW), (FULL, FULL), (SOFT_CAP,), (ALIBI,)]),
+    rules=st.sampled_from(
+        [(FULL, WINDOW), (FULL, FULL), (SOFT_CAP,), (ALIBI,), (SINKS, WINDOW_SINKS, FULL)]
+    ),
 )
 def test_a_mixed_step_is_the_same_on_the_cpu_path_as_by_the_references(
     recipe: StepRecipe, done: int, new: int, num_decode_rows: int, rules: tuple[ScoreRule, ...]
@@ -117,8 +121,9 @@ def test_grouping_does_not_change_a_step(
 ) -> None:
     """Law 3 for a whole step."""
     step = mixed_step(recipe, 3, 9, len(recipe.rows))
-    expected, _ = outputs(step, (FULL, WINDOW), implementation, grouping=False)
-    actual, _ = outputs(step, (FULL, WINDOW), implementation)
+    rules = FULL, WINDOW, WINDOW_SINKS
+    expected, _ = outputs(step, rules, implementation, grouping=False)
+    actual, _ = outputs(step, rules, implementation)
     torch.testing.assert_close(actual, expected)
 
 
@@ -126,7 +131,7 @@ def test_grouping_does_not_change_a_step(
 @given(
     recipe=STEPS,
     num_decode_rows=st.integers(0, 6),
-    rules=st.sampled_from([(FULL, WINDOW), (FULL,)]),
+    rules=st.sampled_from([(FULL, WINDOW), (FULL,), (FULL, SINKS)]),
     implementation=st.sampled_from(["cpu", "native", "reference"]),
     data=st.data(),
 )
@@ -160,13 +165,13 @@ RECIPE = StepRecipe(
 
 
 def test_the_kernels_give_the_same_step() -> None:
-    step = mixed_step(RECIPE, 3, 9, 2)
-    expected, pages = outputs(step, (FULL, WINDOW), "reference")
-    actual, written = outputs(step, (FULL, WINDOW), "triton")
+    step, rules = mixed_step(RECIPE, 3, 9, 2), (FULL, WINDOW_SINKS, SINKS)
+    expected, pages = outputs(step, rules, "reference")
+    actual, written = outputs(step, rules, "triton")
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(written, pages)
     for asked in ([0, 1, 10, 19], [0, 1]):
-        some, written = outputs(replace(step, logit_rows=asked), (FULL, WINDOW), "triton")
+        some, written = outputs(replace(step, logit_rows=asked), rules, "triton")
         torch.testing.assert_close(some[-1, asked], expected[-1, asked])
         torch.testing.assert_close(written, pages)
 
@@ -174,7 +179,7 @@ def test_the_kernels_give_the_same_step() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_on_the_cpu_path_stays_within_a_few_roundings(dtype: torch.dtype) -> None:
     step = mixed_step(RECIPE, 3, 9, 2)
-    for rules in ((FULL, WINDOW), (SOFT_CAP,), (ALIBI,)):
+    for rules in ((FULL, WINDOW), (SOFT_CAP,), (ALIBI,), (SINKS,)):
         expected, _ = outputs(step, rules, "reference", dtype=dtype)
         # two roundings on either side: of the turned query and of the output
         band = 4 * torch.finfo(dtype).eps * float(expected.abs().max())

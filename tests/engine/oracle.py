@@ -12,21 +12,22 @@ from looseleaf.models import Decoder
 from looseleaf.prompt.request import DocumentPart, PromptParts
 from looseleaf.rope import rope_frequencies, softmax_scale
 from looseleaf_lab.testing.scene import turned_at
+from tests.models.dense_attend import scaled, sinks_of, softmax
 
 
 def dense_logits(decoder: Decoder, parts: PromptParts, output: list[int]) -> Tensor:
     """The logits of every token of the prompt and its output."""
     tokens = [token for part in parts for token in part.tokens] + output
     return decoder.logits(
-        decoder.forward(torch.tensor(tokens), _Sight(decoder.config, parts, len(output)))
+        decoder.forward(torch.tensor(tokens), _Sight(decoder, parts, len(output)))
     )
 
 
 class _Sight:
     """An attention object over all tokens at once, with a row of visibility for each."""
 
-    def __init__(self, config: ModelConfig, parts: PromptParts, num_output_tokens: int) -> None:
-        self.config = config
+    def __init__(self, decoder: Decoder, parts: PromptParts, num_output_tokens: int) -> None:
+        self.config, self.sinks = decoder.config, sinks_of(decoder)
         total = sum(len(part.tokens) for part in parts) + num_output_tokens
         self.true = torch.arange(total)
         self.encoded = self.true.clone()
@@ -46,6 +47,7 @@ class _Sight:
         self.layers[layer] = k, v
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        q = scaled(q, self.encoded, self.config)
         turned_q, turned_k = self.turn(layer, q, self.encoded), self.turn(layer, k, self.true)
         seen_by_text = torch.einsum("qhd,khd->hqk", turned_q, turned_k)
         turned_k = self.turn(layer, k, self.encoded)
@@ -56,7 +58,7 @@ class _Sight:
             key_position = torch.where(self.in_document[:, None], self.encoded, self.true)
             visible = visible & (self.encoded[:, None] - key_position < window)
         scores = capped(scores * self.scale(layer), self.config)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        weights = softmax(scores.masked_fill(~visible, -torch.inf), self.sinks[layer])
         return torch.einsum("hqk,khd->qhd", weights, v)
 
     def scale(self, layer: int) -> float:
@@ -82,7 +84,7 @@ def blended_logits(
     tokens, as far as these stand before them. Rows of other document tokens mean nothing.
     """
     tokens = [token for part in parts for token in part.tokens] + output
-    stored = _Sight(decoder.config, parts, len(output))
+    stored = _Sight(decoder, parts, len(output))
     decoder.forward(torch.tensor(tokens), stored)
     is_row = ~stored.in_document
     is_row[chosen] = True
@@ -106,11 +108,12 @@ class _Blend:
         keys[rows], values[rows] = k, v
         group = q.shape[1] // k.shape[1]
         keys = stored.turn(layer, keys, stored.true).repeat_interleave(group, 1)
+        q = scaled(q, rows, stored.config)
         scores = torch.einsum("qhd,khd->hqk", stored.turn(layer, q, rows), keys)
         scores = capped(scores * stored.scale(layer), stored.config)
         distance = rows[:, None] - stored.true
         visible = distance >= 0
         if window := stored.config.window(layer):
             visible &= distance < window
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        weights = softmax(scores.masked_fill(~visible, -torch.inf), stored.sinks[layer])
         return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1))

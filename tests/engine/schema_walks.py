@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from looseleaf.engine.sampling.grammar import GrammarCompiler, GrammarState
+from looseleaf.engine.sampling.grammar import GrammarCompiler
+from looseleaf.engine.sampling.grammar_state import GrammarState
 from looseleaf.models import Tokenizer
 from looseleaf.sampling_params import Grammar
 from tests.models.kinds import write_kind

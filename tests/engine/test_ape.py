@@ -20,6 +20,7 @@ from looseleaf_lab.testing.scene import turned_at
 from tests.checkpoints import ATTENTION_FAMILIES
 from tests.engine.fused import LEAD, PARAMS, Blended, blend, blend_all, same
 from tests.engine.harness import TOLERANCE, Folder, Recorder, document, make_llm, words, worst
+from tests.models.dense_attend import scaled, sinks_of
 
 CAPPED = "gemma2"
 EVERY_FAMILY = pytest.mark.parametrize("family", [f for f in ATTENTION_FAMILIES if f != CAPPED])
@@ -34,7 +35,7 @@ class _Dense:
     directly behind the lead, where it was encoded, so there is one frame for all."""
 
     def __init__(self, decoder: Decoder, parts: PromptParts, num_output: int, fuse: Fuse) -> None:
-        self.config, self.fuse = decoder.config, fuse
+        self.config, self.fuse, self.sinks = decoder.config, fuse, sinks_of(decoder)
         lead, *documents, tail = parts
         lengths = [len(part.tokens) for part in documents]
         behind = len(lead.tokens) + max(lengths)
@@ -52,6 +53,7 @@ class _Dense:
         rotation = rope_frequencies(rope).inverse, rope.interleaved
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        q = scaled(q, self.at, self.config)
         scores = torch.einsum(
             "qhd,khd->hqk", turned_at(q, self.at, *rotation), turned_at(k, self.at, *rotation)
         )
@@ -64,8 +66,11 @@ class _Dense:
         other = causal & self.is_tail[:, None] & (self.of > 0)
         one = scores.masked_fill(~(text | own), -torch.inf)
         two = (scores / self.fuse.temperature).masked_fill(~other, -torch.inf)
-        lse = torch.stack((one.logsumexp(-1), two.logsumexp(-1) * self.fuse.scale))
-        share = lse.softmax(0)[..., None]
+        lses = [one.logsumexp(-1), two.logsumexp(-1) * self.fuse.scale]
+        if (sinks := self.sinks[layer]) is not None:
+            # a part with no value
+            lses.append(sinks[:, None].expand_as(lses[0]))
+        share = torch.stack(lses).softmax(0)[..., None]
         weights = share[0] * one.softmax(-1) + share[1] * two.softmax(-1).nan_to_num(0.0)
         return torch.einsum("hqk,khd->qhd", weights, v)
 

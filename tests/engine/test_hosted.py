@@ -21,6 +21,7 @@ from looseleaf.errors import EngineFault, InvalidRequest, PoolTooSmall
 from looseleaf.index import build_segment
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.tiers import DiskTier, Ledger, tenant_of
+from tests.checkpoints import make_checkpoint
 from tests.engine.harness import GREEDY, TOLERANCE, Folder, Recorder, document, words
 
 LONG = 700
@@ -96,11 +97,24 @@ def test_hosting_in_16_bits_errs_as_the_pool_does(checkpoint: Folder) -> None:
     assert 0 < errors[0] < 3 * errors[1], errors
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm3", "glm4", "granite", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "ministral3", "glm4", "granite", "olmo2"])
 def test_other_families_read_hosted_documents(checkpoint: Folder, family: str) -> None:
     llm = make(checkpoint(family, "dynamic"))
     llm.host(document(0, LONG, context="alone"), index=INDEX)
     expected = logits(make(checkpoint(family, "dynamic")), prompt(), None)
+    torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_sink_enters_once_where_a_row_reads_hosted_documents(
+    tmp_path: Path, kernels: str
+) -> None:
+    """In layers without windows, which hosted documents need; in prompt rows and decode rows."""
+    full = ["full_attention"] * 3
+    folder = make_checkpoint(tmp_path, "gpt_oss", "dynamic", layer_types=full)
+    llm = make(folder, cpu_kernels=kernels)
+    expected = logits(llm, prompt(), None)
+    llm.host(document(0, LONG, context="alone"), index=INDEX)
     torch.testing.assert_close(logits(llm, prompt(), ALL), expected, rtol=0, atol=TOLERANCE)
 
 

@@ -72,7 +72,9 @@ def test_bf16_documents_are_reused_in_any_order(tmp_path):
     llm.engine.check()
 
 
-@pytest.mark.parametrize("family", ["llama", "phi", "qwen3", "smollm3", "gemma3_text"])
+@pytest.mark.parametrize(
+    "family", ["llama", "phi", "qwen3", "smollm3", "gemma3_text", "gpt_oss", "ministral3"]
+)
 def test_tokens_are_the_same_with_graphs_and_without(tmp_path, family):
     folder = make_checkpoint(tmp_path, family)
     params = [SamplingParams(max_tokens=40, seed=n, ignore_eos=True) for n in range(len(PROMPTS))]

@@ -1,18 +1,50 @@
 """Attention as plainly as it can be written: all keys so far, rotated at their true positions."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
+from looseleaf.models import Decoder
 from looseleaf.rope import layer_rotations, softmax_scale
+
+
+def sinks_of(decoder: Decoder) -> list[Tensor | None]:
+    """The sinks of every layer."""
+    return [layer.sinks for layer in decoder.weights.layers]
+
+
+def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The weights of the keys of ``scores`` ``[heads, rows, keys]`` beside a key for the sink."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+
+
+def scaled(q: Tensor, positions: Tensor, config: ModelConfig) -> Tensor:
+    """Queries ``[rows, heads, head_dim]`` times their factors by position."""
+    if config.query_scaling is None:
+        return q
+    beta, period = config.query_scaling.beta, config.query_scaling.period
+    factors = [1 + beta * math.log(1 + int(p) // period) for p in positions]
+    return q * torch.tensor(factors, dtype=q.dtype)[:, None, None]
 
 
 class DenseAttend:
     """One sequence's attention, at least in fp32. ``positions`` are those of the next call's rows,
     ``asked`` those of them that the last layer has queries of, None for all."""
 
-    def __init__(self, config: ModelConfig, num_positions: int = 128) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_positions: int = 128,
+        sinks: Sequence[Tensor | None] | None = None,
+    ) -> None:
         self.config = config
+        self.sinks = sinks or [None] * config.num_layers
         self.rotations = layer_rotations(config, num_positions)
         self.keys: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
@@ -35,11 +67,12 @@ class DenseAttend:
         distance = rows[:, None] - torch.cat(self.key_positions[layer])[None]
         window = self.config.window(layer)
         hidden = (distance < 0) | (distance >= window if window else distance < 0)
+        q = scaled(q, rows, self.config)
         scores = torch.einsum("qhd,khd->hqk", self.turn(layer, q, rows), keys)
         scores = scores * softmax_scale(self.config, layer)
         if cap := self.config.soft_cap:
             scores = cap * torch.tanh(scores / cap)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = softmax(scores.masked_fill(hidden, -torch.inf), self.sinks[layer])
         return torch.einsum("hqk,khd->qhd", weights, values).to(dtype)
 
     def turn(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:

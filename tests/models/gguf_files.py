@@ -12,6 +12,7 @@ from looseleaf.models.tokenizer.detokenizer import byte_alphabet
 ARCHITECTURES = {
     **{"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama", "mixtral": "llama"},
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe"},
+    **{"ministral3": "mistral3", "gpt_oss": "gpt-oss"},
 }
 _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -47,13 +48,19 @@ _FAMILY_PARTS = {
     "gemma2": _SANDWICH,
     "gemma3_text": _SANDWICH,
     "olmo2": _SANDWICH,
+    "exaone4": _SANDWICH,
+    "gpt_oss": {
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.router": "ffn_gate_inp",
+    },
     "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm",
         "post_mlp_layernorm": "post_ffw_norm",
     },
 }
-INTERLEAVED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
+_WINDOWED = ("gemma2", "gemma3_text", "phi3", "exaone4", "gpt_oss")
+INTERLEAVED = ("llama", "granite", "smollm3", "ministral3", "mixtral", "granitemoe")
 TOKENS = [*byte_alphabet(), "ab", *(f"<t{i}>" for i in range(257, 320))]
 
 
@@ -72,6 +79,9 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
                 tensors[_ENDS[name]] = array
             continue
         _, _, layer, rest = name.split(".", 3)
+        if family == "gpt_oss" and (".experts." in rest or rest.endswith("sinks")):
+            tensors |= _of_gpt_oss(f"blk.{layer}.", rest, array)
+            continue
         if ".experts." in rest or rest.endswith("correction_bias"):
             tensors |= _of_experts(f"blk.{layer}.", rest, array)
             continue
@@ -96,6 +106,21 @@ def _of_experts(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarr
     return {prefix + name: array}
 
 
+def _of_gpt_oss(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Sinks, or a tensor of all experts, whose columns of gate and up alternate."""
+    if rest.endswith("sinks"):
+        return {f"{prefix}attn_sinks.weight": array}
+    kind = "bias" if rest.endswith("bias") else "weight"
+    if "gate_up" in rest:
+        pairs = [("gate", array[..., 0::2]), ("up", array[..., 1::2])]
+    else:
+        pairs = [("down", array)]
+    return {
+        f"{prefix}ffn_{name}_exps.{kind}": x.swapaxes(1, 2) if kind == "weight" else x
+        for name, x in pairs
+    }
+
+
 def metadata_of(config: Any, writer: GGUFWriter) -> None:
     """Write the configuration's fields and a vocabulary of bytes."""
     family = config.model_type
@@ -112,7 +137,7 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    if getattr(config, "sliding_window", None) and family in ("gemma2", "gemma3_text", "phi3"):
+    if getattr(config, "sliding_window", None) and family in _WINDOWED:
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -124,6 +149,9 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if family == "ministral3":
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_attn_temperature_length(rope["original_max_position_embeddings"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(TOKENS[: config.vocab_size])

@@ -221,7 +221,7 @@ def test_phi3_longrope_goes_by_three_names_and_derives_its_factor(name: str) -> 
 def test_an_unknown_family_names_the_known_ones() -> None:
     with pytest.raises(
         UnsupportedModel,
-        match=r"'mamba'.*deepseek_v2, .*gemma2, gemma3_text, glm, glm4, .*llama, mistral, .*phi",
+        match=r"'mamba'.*deepseek_v2, .*exaone4, gemma2, .*gpt_oss, .*llama, ministral3, .*phi",
     ):
         parse_config({**BASE, "model_type": "mamba"})
 

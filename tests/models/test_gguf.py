@@ -60,6 +60,8 @@ def test_a_file_has_the_weights_and_the_shape_of_its_model(family: str, tmp_path
     more: dict[str, Any] = {
         "qwen2": {"use_sliding_window": False},
         "smollm3": {"no_rope_layers": [1, 1, 1]},
+        "gpt_oss": {"swiglu_limit": 7.0},
+        "exaone4": {"layer_types": ["sliding_attention"] * 3},
         "gemma3_text": {"layer_types": ["sliding_attention"] * 3},
         "phi3": {"original_max_position_embeddings": 256},
         "mixtral": {"sliding_window": None},

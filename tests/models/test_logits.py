@@ -18,7 +18,7 @@ from tests.checkpoints import (
     supports,
     write_checkpoint,
 )
-from tests.models.dense_attend import DenseAttend
+from tests.models.dense_attend import DenseAttend, sinks_of
 
 TOLERANCE = 1e-4
 LENGTH = 48
@@ -32,7 +32,7 @@ def load(folder: Path, length: int, packed: bool = True) -> Decoder:
 
 
 def logits_in_chunks(decoder: Decoder, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
-    attend, logits, start = DenseAttend(decoder.config), [], 0
+    attend, logits, start = DenseAttend(decoder.config, sinks=sinks_of(decoder)), [], 0
     for rows in tokens.split(chunks):
         attend.positions = torch.arange(start, start + len(rows))
         logits.append(decoder.logits(decoder.forward(rows, attend)))
@@ -178,10 +178,13 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
     family: str, rows: list[int], tmp_path: Path
 ) -> None:
     decoder = load(make_checkpoint(tmp_path, family), LENGTH)
-    attend, asked = DenseAttend(decoder.config), torch.tensor(rows, dtype=torch.int64)
+    attend, asked = (
+        DenseAttend(decoder.config, sinks=sinks_of(decoder)),
+        torch.tensor(rows, dtype=torch.int64),
+    )
     attend.positions = torch.arange(12)
     whole = decoder.forward(torch.arange(12), attend)
-    narrowed = DenseAttend(decoder.config)
+    narrowed = DenseAttend(decoder.config, sinks=sinks_of(decoder))
     narrowed.positions = torch.arange(12)
     narrowed.asked = asked
     hidden = decoder.forward(torch.arange(12), narrowed, asked=asked)
@@ -193,10 +196,10 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
 
 def test_a_hook_sees_every_layer_and_may_narrow_the_rows(tmp_path: Path) -> None:
     decoder = load(make_checkpoint(tmp_path, "llama"), LENGTH)
-    tokens, attend = torch.arange(12), DenseAttend(decoder.config)
+    tokens, attend = torch.arange(12), DenseAttend(decoder.config, sinks=sinks_of(decoder))
     attend.positions = torch.arange(12)
     full = decoder.forward(tokens, attend)
-    narrowed, seen = DenseAttend(decoder.config), []
+    narrowed, seen = DenseAttend(decoder.config, sinks=sinks_of(decoder)), []
     narrowed.positions = torch.arange(12)
 
     def keep_last_rows(layer: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from looseleaf.errors import CorruptCheckpoint
 from looseleaf.models import Decoder, load_weights, read_config
 from tests.checkpoints import EXPERT_FAMILIES, FAMILIES, make_checkpoint
-from tests.models.dense_attend import DenseAttend
+from tests.models.dense_attend import DenseAttend, sinks_of
 
 WEIGHTS = "model.safetensors"
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -38,7 +38,7 @@ def error(folder: Path, dtype: torch.dtype = torch.float32) -> float:
         reference = model.eval()(tokens[None]).logits[0]
     config = read_config(folder).frozen_at(len(tokens))
     decoder = Decoder(config, load_weights(folder, config, dtype))
-    attend = DenseAttend(decoder.config)
+    attend = DenseAttend(decoder.config, sinks=sinks_of(decoder))
     attend.positions = tokens
     return float((decoder.logits(decoder.forward(tokens, attend)) - reference).abs().max())
 

@@ -11,6 +11,7 @@ import torch
 
 from looseleaf.attention.plan.cost_model import default_cost_model
 from looseleaf.config import ExpertConfig
+from looseleaf.ops.add_sinks.kernel import _add_sinks_kernel, add_sinks_triton
 from looseleaf.ops.attention_received import Readers
 from looseleaf.ops.attention_received.kernel import (
     _attention_received_kernel,
@@ -49,6 +50,7 @@ from looseleaf.ops.experts.group.kernel import (
     _sum_kernel,
 )
 from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
 from looseleaf.ops.fetch_numbers import num_blocks
@@ -117,6 +119,7 @@ SHAPES = {
     "fp32-256": Shape(head_dim=256),
 }
 KERNELS = (
+    _add_sinks_kernel,
     _attention_received_kernel,
     _fetch_numbers_kernel,
     _fetch_turn_kernel,
@@ -152,6 +155,7 @@ def compiled(shape: Shape) -> Iterator[Compiled]:
         state = AttnState(torch.zeros(1, *scene.q.shape[1:]), torch.zeros(1, scene.q.shape[1]))
         out = torch.empty_like(scene.q)
         merge_states_triton(state, work.row_state_indptr, state, out)
+        add_sinks_triton(AttnState(out, torch.zeros(out.shape[:2])), torch.zeros(out.shape[1]))
         own = replace(work, row_own=torch.zeros(4 * len(scene.q), dtype=torch.int32))
         finish_rows_triton(state, scene.q, (scene.k_pages, scene.v_pages), own, *rest[:2], out)
         positions = torch.arange(len(scene.q))
@@ -321,6 +325,18 @@ def compiled_experts() -> Iterator[Compiled]:
             codes = quantize(gate_up.float(), kind), quantize(down.float(), kind)
             few = Routes(pairs[:rows], routes.weights[:rows])
             expert_mlp_triton(x[:rows], *codes, few, experts, "silu", (None, None))
+        codes = [
+            Mxfp4Matrix(
+                torch.zeros(len(m), m.shape[1] // 2, dtype=torch.uint8),
+                torch.zeros(len(m), m.shape[1] // 32, dtype=torch.uint8),
+            )
+            for m in (gate_up, down)
+        ]
+        for rows in (1, 200):
+            few = x[:1].expand(rows, -1).contiguous()
+            pairs = torch.zeros(rows, slots, dtype=torch.int32)
+            some = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(few, *codes, some, experts, "swigluoai", biases)
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found

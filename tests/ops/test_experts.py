@@ -1,17 +1,24 @@
 """Laws of mixtures of experts: the router, rows by expert, and grouped products."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from looseleaf.config import ExpertConfig
+from looseleaf.errors import InvalidOption
+from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.scaled_linear import Codes, dequantize, quantize
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.experts.group import group_rows, most_tiles
 from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.ops.experts.mlp.native import expert_mlp_native
 from looseleaf.ops.experts.route import Routes, route
 from looseleaf_lab.testing.budget import assert_within_budget
 from looseleaf_lab.testing.poison import poisoned
+from looseleaf_lab.testing.quantized import normal_blocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAWS = {
@@ -130,24 +137,30 @@ def mixture(
     return x, gate_up, down, route(logits, law, bias, "reference")
 
 
+# a limit that clips some values
+CLIP = (1.702, 0.8)
 SMALL = ExpertConfig(4, 2, 64, normalized=False, num_shared=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "hidden", "inner", "activation"),
-    [(0, 64, 64, "silu"), (1, 128, 64, "gelu"), (5, 72, 40, "silu"), (20, 64, 128, "gelu_new")],
+    [
+        *((0, 64, 64, "silu"), (1, 128, 64, "gelu"), (5, 72, 40, "silu")),
+        *((20, 64, 128, "gelu_new"), (6, 64, 64, "swigluoai")),
+    ],
 )
 def test_grouped_products_are_within_the_budget(
     rows: int, hidden: int, inner: int, dtype: torch.dtype, activation: str
 ) -> None:
     x, gate_up, down, routes = mixture(rows, hidden, inner, SMALL, dtype)
     with poisoned():
-        found = expert_mlp(x, gate_up, down, routes, "triton", activation=activation)
+        found = expert_mlp(x, gate_up, down, routes, "triton", activation=activation, swiglu=CLIP)
     assert found.shape == (SMALL.num_slots, rows, hidden)
     wide = [matrix.double() for matrix in (x, gate_up, down)]
-    truth = expert_mlp(*wide, routes, "reference", activation=activation)[0]
-    plain = expert_mlp(x, gate_up, down, routes, "reference", activation=activation)[0]
+    options = {"activation": activation, "swiglu": CLIP}
+    truth = expert_mlp(*wide, routes, "reference", **options)[0]
+    plain = expert_mlp(x, gate_up, down, routes, "reference", **options)[0]
     assert_within_budget(found.double().sum(0), truth, plain.to(dtype), dtype)
 
 
@@ -203,3 +216,69 @@ def test_groups_of_a_row_have_their_own_scales() -> None:
     for mine, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=0.01, atol=0.01)
     assert not torch.allclose(*expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "rows"), [("Q8_0", 1), ("Q4_K", 5), ("BF16", 40)])
+def test_c_kernels_give_the_experts_in_turn(name: str, rows: int, dtype: torch.dtype) -> None:
+    law = ExpertConfig(5, 3, 256)
+    matrices = [normal_blocks(name, law.num_stored * n, 256) for n in (512, 256)]
+    gate_up, down = (PackedMatrix(m.blocks, m.layout, dtype) for m in matrices)
+    x, routes = torch.randn(rows, 264).to(dtype)[:, :256], route(torch.randn(rows, 5), law)
+    expected = torch.zeros(rows, 256)
+    for expert in range(5):
+        own, slots = (routes.experts == expert).nonzero(as_tuple=True)
+        parts = (
+            gate_up.part(slice(512 * expert, 512 * (expert + 1))),
+            down.part(slice(256 * expert, 256 * (expert + 1))),
+        )
+        inner = parts[0].multiply(x[own], torch.empty(len(own), 256, dtype=dtype), gated=True)
+        product = parts[1].multiply(inner, torch.empty(len(own), 256, dtype=dtype)).float()
+        expected.index_add_(0, own, product * routes.weights[own, slots, None])
+    found = expert_mlp_native(x, gate_up, down, routes)
+    torch.testing.assert_close(found, expected.to(dtype))
+    with pytest.raises(InvalidOption, match="can't take"):
+        expert_mlp_native(x[:, :64], gate_up, down, routes)
+
+
+def mxfp4(features: int, columns: int) -> Mxfp4Matrix:
+    """Any codes, with values of about ``columns ** -0.5``."""
+    codes = torch.randint(0, 256, (features, columns // 2), dtype=torch.uint8, device=DEVICE)
+    middle = 127 - round(math.log2(columns) / 2) - 1
+    size = (features, columns // 32)
+    return Mxfp4Matrix(
+        codes, torch.randint(middle - 1, middle + 2, size, dtype=torch.uint8, device=DEVICE)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "inner"), [(1, 128, 64), (5, 96, 32), (40, 64, 96), (200, 64, 64)]
+)
+def test_products_of_mxfp4_are_those_of_its_values(rows: int, hidden: int, inner: int) -> None:
+    law = ExpertConfig(4, 2, inner, router_bias=True, expert_bias=True)
+    x, _, _, routes = mixture(rows, hidden, inner, law, torch.float16)
+    gate_up, down = mxfp4(4 * 2 * inner, hidden), mxfp4(4 * hidden, inner)
+    options = {
+        "activation": "swigluoai",
+        "gate_up_bias": torch.randn(gate_up.features, device=DEVICE),
+        "down_bias": torch.randn(down.features, device=DEVICE),
+    }
+    with poisoned():
+        found = expert_mlp(x, gate_up, down, routes, "triton", **options)
+    values = gate_up.dequantize(), down.dequantize()
+    wide = [matrix.double() for matrix in (x, *values)]
+    truth = expert_mlp(*wide, routes, "reference", **options)[0]
+    # values of MXFP4 are numbers of 16 bits
+    halves = [value.half() for value in values]
+    assert all(torch.equal(h.float(), v) for h, v in zip(halves, values, strict=True))
+    plain = expert_mlp(x, *halves, routes, "reference", **options)[0].half()
+    assert_within_budget(found.double().sum(0), truth, plain, torch.float16)
+    same = expert_mlp(x, gate_up, down, routes, "reference", **options)[0].half()
+    assert torch.equal(same, plain)
+
+
+def test_mxfp4_needs_rows_of_16_bits_on_a_gpu() -> None:
+    law = ExpertConfig(4, 2, 64)
+    x, _, _, routes = mixture(3, 64, 64, law, torch.float32)
+    with pytest.raises(InvalidOption, match="16 bits"):
+        expert_mlp(x, mxfp4(512, 64), mxfp4(256, 64), routes, "triton")

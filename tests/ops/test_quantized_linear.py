@@ -91,6 +91,8 @@ def test_the_largest_codes_overflow_no_sum(name: str, byte: int, sign: float) ->
     for start in range(0, 2 * layout.block_bytes, layout.block_bytes):
         for place in (208,) if name == "Q6_K" else (0, 2) if layout.has_min else (0,):
             blocks[:, start + place : start + place + 2] = half
+        if name == "MXFP4":
+            blocks[:, start], blocks[:, start + 1] = 119, byte
     if layout.bits == 16:
         blocks.view(torch.int16).fill_(0x1800)
     x = torch.full((1, 2 * layout.block), sign)
@@ -231,3 +233,18 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     for number in (-1, 40):
         with pytest.raises(IndexError):
             whole.rows(torch.tensor([0, number]))
+
+
+@pytest.mark.parametrize("exponent", [103, 144, 255])
+def test_scales_of_mxfp4_beyond_float16_have_values_and_no_kernel(exponent: int) -> None:
+    blocks = random_blocks("MXFP4", 2, 64, seed=5).blocks.clone()
+    blocks[1, 17] = exponent
+    matrix = BlockMatrix("MXFP4", blocks)
+    with pytest.raises(NativeUnavailable, match="MXFP4"):
+        packed(matrix)
+    values = matrix.dequantize()
+    if exponent == 255:
+        assert values[1, 32:].isnan().all()
+    else:
+        oracle = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType.MXFP4)
+        assert np.array_equal(values.numpy(), oracle)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from looseleaf.proxy.fleet import Call
 from tests.proxy.fakes import LOST, FakeFleet, answers, client, proxy, refuses, streams
 
 CHAT = "/v1/chat/completions"
@@ -175,3 +176,42 @@ def test_the_proxy_reports_its_own_health():
     statuses, metrics = asyncio.run(run(FakeFleet({})))
     assert statuses == [200, 503, 200] and "looseleaf_route_requests_in_flight" in metrics
     assert asyncio.run(run(FakeFleet({"a": good})))[0] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1/cancel"])
+def test_a_stored_response_is_looked_for_at_all_replicas(path):
+    missing = refuses(404, "response_not_found")
+    fleet = FakeFleet({"a": lambda call: missing, "b": lambda call: missing, "c": good})
+    assert post(fleet, path).json() == {"id": "good"}
+    fleet = FakeFleet({"a": lambda call: missing, "b": lambda call: missing})
+    assert post(fleet, path).status_code == 404 and len(fleet.calls) == 2
+
+
+def test_a_stored_response_is_looked_for_where_a_router_chooses_replicas():
+    missing = refuses(404, "response_not_found")
+    fleet = FakeFleet({"": lambda call: missing, "a": lambda call: missing, "b": good})
+    fleet.order = lambda affinity: ["", ""]  # type: ignore[method-assign]
+    assert post(fleet, "/v1/responses").json() == {"id": "good"}
+
+
+def test_the_affinity_of_a_stored_response_is_in_its_path():
+    orders = []
+    fleet = FakeFleet({"a": good})
+    fleet.order = lambda affinity: orders.append(affinity) or ["a"]  # type: ignore[method-assign]
+    name = "resp_" + "ab" * 24
+    post(fleet, f"/v1/responses/{name}/cancel")
+    post(fleet, "/v1/responses", {"input": "a", "previous_response_id": name})
+    assert {order.conversation for order in orders} == {"ab" * 8}
+
+
+def test_errors_of_the_proxy_have_the_form_of_the_api():
+    response = post(FakeFleet({"a": lambda call: None}), "/v1/messages")
+    assert response.status_code == 503
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "overloaded_error"
+
+
+def test_a_key_of_anthropics_clients_registers_documents():
+    call = Call("POST", "/v1/messages", [("X-Api-Key", "k"), ("Accept", "x")])
+    kept = dict(call.to("POST", "/v1/documents", b"{}").headers)
+    assert kept == {"X-Api-Key": "k", "content-type": "application/json"}

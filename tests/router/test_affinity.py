@@ -1,6 +1,6 @@
 """Routers and replicas give a document the same tag, wherever a body has it."""
 
-from looseleaf.router import affinity_of, registered_tag, text_tag
+from looseleaf.router import affinity_of, registered_tag, response_tag, text_tag
 
 DOCUMENT = {"title": "Travel", "text": "Mira Tolland signs travel requests."}
 
@@ -62,3 +62,13 @@ def test_any_json_has_an_affinity():
     for body in (None, [], 3, {"documents": 1, "messages": [1, {"content": 2}]}, {"input": None}):
         assert affinity_of(body).documents == ()
     assert affinity_of({"documents": [{"text": "\ud800"}]}).documents
+
+
+def test_a_stored_response_has_the_affinity_of_its_conversation() -> None:
+    first = affinity_of({"input": "Who?"})
+    name = f"resp_{first.conversation}{'0' * 32}"
+    assert response_tag(name) == first.conversation
+    assert response_tag("resp_1") is None and response_tag(f"msg_{name}") is None
+    later = affinity_of({"input": "And then?", "previous_response_id": name})
+    assert later.conversation == first.conversation
+    assert affinity_of(None, name).conversation == first.conversation

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.server.live import Live, live_server
+from tests.server.tooled import tooled_server
 
 KEYS = {"red": "red-key-0001", "blue": "blue-key-0001", "operator": "operator-key-0001"}
 
@@ -23,4 +24,11 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     lines = [f"{tenant} = {key}" for tenant, key in KEYS.items()]
     path.write_text("\n".join(["# tenants of the tests", *lines, ""]), encoding="utf-8")
     with live_server(config={"api_keys": str(path)}) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """The reference model with a chat template that shows tools and opens thoughts."""
+    with tooled_server(tmp_path_factory.mktemp("tooled")) as server:
         yield server

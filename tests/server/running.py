@@ -65,14 +65,17 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(*options: str, keys: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
-    """A server with the reference model on a free port of this machine; ``keys`` gives each tenant
-    its key. It must drain and end by itself when it is told to."""
+def running_server(
+    *options: str, keys: Mapping[str, str] | None = None, python: str = sys.executable
+) -> Iterator[RunningServer]:
+    """A server on a free port of this machine, with the reference model unless ``options`` name
+    another; ``keys`` gives each tenant its key. It must drain and end by itself when it is told
+    to."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOOSELEAF_")}
     environment["PYTHONPATH"] = str(ROOT / "src")
     if keys:
         environment["LOOSELEAF_KEYS"] = ",".join(f"{name}={key}" for name, key in keys.items())
-    command = [sys.executable, "-m", "looseleaf", "serve", "--port", "0", *options]
+    command = [python, "-m", "looseleaf", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         log = _Log(process.stderr)

@@ -397,6 +397,20 @@ def test_tokens_become_text_again(live: Live) -> None:
     assert model["root"] == model["id"]
 
 
+def test_special_tokens_are_left_out_as_other_servers_do(live: Live) -> None:
+    def tokens(prompt: str, **fields: Any) -> list[int]:
+        ids: list[int] = live.post("/tokenize", {"prompt": prompt, **fields}).json()["tokens"]
+        return ids
+
+    info = live.client.get("/tokenizer_info").json()
+    bos = info["bos_token_id"]
+    assert tokens(QUESTION) == [bos, *tokens(QUESTION, add_special_tokens=False)]
+    assert tokens(info["eos_token"], add_special_tokens=False) == info["eos_token_ids"][:1]
+    assert tokens(info["bos_token"], add_special_tokens=False) == [bos]
+    refused = {"prompt": QUESTION, "add_special_tokens": False, "documents": [{"text": DOCUMENT}]}
+    assert live.post("/tokenize", refused).status_code == 400
+
+
 def test_the_last_message_is_continued_where_it_ends(live: Live) -> None:
     documents = [{"text": DOCUMENT}]
     whole = live.chat(documents=documents, return_token_ids=True).json()["choices"][0]

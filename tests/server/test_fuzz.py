@@ -19,11 +19,23 @@ from tests.server.live import Live, live_server
 # the server runs in this process, and its threads draw random numbers while examples are made
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 
-NEEDED = ("messages", "prompt", "text")
+NEEDED = ("messages", "prompt", "text", "input", "max_tokens")
+LIMITS = {"/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens"}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
+TRANSLATED = ("/v1/messages", "/v1/responses")
+"""Paths whose requests become chat requests: fewer examples, as those are fuzzed themselves."""
+
 PATHS = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("DELETE", "/v1/responses/{response_id}"),
     ("POST", "/v1/documents"),
     ("GET", "/v1/documents"),
     ("GET", "/v1/documents/{document_id}"),
@@ -76,7 +88,7 @@ def test_no_request_makes_a_fault_or_loses_a_page(
     statuses: Counter[int] = Counter()
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=max(1, EXAMPLES // 3) if path.startswith(TRANSLATED) else EXAMPLES,
         deadline=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],
@@ -90,8 +102,11 @@ def test_no_request_makes_a_fault_or_loses_a_page(
     def ask(case: schemathesis.Case, known: int, kept: set[int]) -> None:
         if known and isinstance(case.body, dict) and "model" in case.body:
             case.body = likelier(case.body, kept, "completions" in path)
-            if known == 1 and "messages" in case.body:
-                case.body["messages"] = [{"role": "user", "content": "Where is the archive?"}]
+            asks = known == 1 or (known == 3 and path in LIMITS)
+            for name in {"messages", "input"} & case.body.keys() if asks else ():
+                case.body[name] = [{"role": "user", "content": "Where is the archive?"}]
+            if path in LIMITS:
+                case.body[LIMITS[path]] = 4
         response = case.call(base_url=fuzzed.url, timeout=20)
         case.validate_response(response, checks=[not_a_server_error, response_schema_conformance])
         statuses[response.status_code] += 1

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from looseleaf.server.names import REFERENCE_NAME
 from looseleaf.server.processes.samples import exposition
 from looseleaf.server.processes.starting import StartingServer
 from looseleaf.server.records import Record, Records, Registration, record_name
@@ -94,6 +95,24 @@ def test_answers_and_metrics_are_those_of_one_server(server: Running) -> None:
     answered = 'looseleaf_http_responses_total{route="/v1/chat/completions",status="200"} 6.0'
     assert answered in metrics.splitlines()
     assert 'looseleaf_requests_total{end="finished"} 6.0' in metrics.splitlines()
+
+
+def test_a_stored_response_is_known_to_all_processes(server: Running) -> None:
+    body = {"model": REFERENCE_NAME, "input": "Who signs?", "max_output_tokens": 2}
+    with connected(server) as client:
+        first = client.post("/v1/responses", json=body).json()
+    path = f"/v1/responses/{first['id']}"
+    for _ in range(6):
+        with connected(server) as client:
+            assert client.get(path).json() == first
+            items = client.get(f"{path}/input_items").json()["data"]
+            assert [item["content"] for item in items] == ["Who signs?"]
+    with connected(server) as client:
+        later = client.post("/v1/responses", json={**body, "previous_response_id": first["id"]})
+        assert later.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        assert client.delete(path).json()["deleted"] is True
+    with connected(server) as client:
+        assert client.get(path).status_code == 404
 
 
 def test_an_engine_that_is_killed_ends_its_requests_and_starts_again(server: Running) -> None:

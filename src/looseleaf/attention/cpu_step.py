@@ -13,8 +13,12 @@ from torch import Tensor
 from looseleaf.attention.decode_lists import DecodeLists
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.plan.groups import DecodeRow
+from looseleaf.attention.query_scales import row_positions, scaled, scales_of
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads
+from looseleaf.config import QueryScaling
 from looseleaf.kv.pool import PagePool
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.flash.cpu import PageLayout, page_memory
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import same_memory, to_pages
@@ -23,7 +27,7 @@ from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Ph
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.rope import map_distinct
-from looseleaf.types import AttnState, Rotation, ScoreRule
+from looseleaf.types import Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
@@ -38,7 +42,8 @@ class CpuAttention:
     """The CPU's attention over one pool.
 
     ``native`` reads decode rows by C kernels. ``row_dtype`` is the dtype of queries, keys and
-    values. With ``invariant`` a row's sums have the same cuts, grouped or not."""
+    values. With ``invariant`` a row's sums have the same cuts, grouped or not.
+    ``query_scaling`` has the factors of queries by position."""
 
     pool: PagePool
     rotations: Sequence[Rotation]
@@ -47,6 +52,7 @@ class CpuAttention:
     native: bool
     row_dtype: torch.dtype
     invariant: bool = False
+    query_scaling: QueryScaling | None = None
     # by the key of the reads; plans also by the first layer with equal rotation and rule
     _lists: dict[Key, DecodeLists] = field(default_factory=dict)
     _plans: dict[tuple[Key, int], NativePlan] = field(default_factory=dict)
@@ -84,6 +90,7 @@ class CpuAttention:
         prompts = self._prompts(chunks, logit_chunks) if chunks else None
         moved = self._move_lists({reads.key: reads for reads in layer_reads})
         num_rows = len(layer_reads[0].rows)
+        scales = self._scales(layer_reads[0].rows, chunks, logit_chunks)
         if not self.native:
             return _TorchStep(
                 self,
@@ -92,6 +99,7 @@ class CpuAttention:
                 prompts,
                 self._torch_decode(layer_reads),
                 layer_reads,
+                scales,
                 slots,
                 map_distinct(self.tables, lambda table: table.at(frame_positions)),
             )
@@ -99,7 +107,25 @@ class CpuAttention:
             self._layer_plans = [self._plan(n, reads) for n, reads in enumerate(layer_reads)]
         for plan in set(self._layer_plans):
             plan.point_rows(slots, frame_positions)
-        return _NativeStep(self, step_reads, num_rows, prompts, self._layer_plans, layer_reads)
+        plans = self._layer_plans
+        return _NativeStep(self, step_reads, num_rows, prompts, plans, layer_reads, scales)
+
+    def _scales(
+        self,
+        decode: Sequence[DecodeRow],
+        chunks: Sequence[PrefillChunk],
+        logit_chunks: Sequence[PrefillChunk] | None,
+    ) -> list[Tensor | None]:
+        """Factors of the queries of each layer; all None if they are 1."""
+        layers, scaling = len(self.rules), self.query_scaling
+        if scaling is None:
+            return [None] * layers
+        last = chunks if logit_chunks is None else logit_chunks
+        every, asked = (row_positions(decode, some) for some in (chunks, last))
+        if not bool((every >= scaling.period).any()):
+            return [None] * layers
+        scales = [scales_of(scaling, positions, self.row_dtype) for positions in (every, asked)]
+        return [scales[0]] * (layers - 1) + [scales[1]]
 
     def _prompts(
         self, chunks: Sequence[PrefillChunk], logit_chunks: Sequence[PrefillChunk] | None
@@ -200,8 +226,8 @@ class CpuAttention:
 
 
 def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> list[int]:
-    """For every layer the first one with the same rotation table and score rule; both share the
-    step's preparation."""
+    """For every layer the first one with the same rotation table and score rule, sinks aside; both
+    share the step's preparation."""
     first: dict[tuple[object, ...], int] = {}
     laws = [
         (id(table), rule.window, rule.softmax_scale, rule.soft_cap, id(rule.alibi_slopes))
@@ -224,10 +250,11 @@ class Prompts:
         if prefill is None:
             return
         state = run_prefill(q, *self.owner.memory[layer], prefill, rule)
-        out[:] = state.out
         for chunk in self.hosted[layer]:
-            rotation = self.owner.rotations[layer]
-            chunk.join(layer, q, AttnState(out, state.lse), rule, rotation)
+            chunk.join(layer, q, state, rule, self.owner.rotations[layer])
+        if rule.sinks is not None:
+            add_sinks(state, rule.sinks, "cpu")
+        out[:] = state.out
 
 
 @dataclass(frozen=True)
@@ -240,10 +267,12 @@ class _NativeStep:
     prompts: Prompts | None
     plans: list[NativePlan]
     layer_reads: Sequence[LayerReads]
+    scales: Sequence[Tensor | None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = scaled(q, self.scales[layer])
         plan, split = self.plans[layer], self.num_decode_rows
-        pages = self.owner.pages_at[layer]
+        pages, sinks = self.owner.pages_at[layer], self.owner.rules[layer].sinks
         out = torch.empty(q.shape, dtype=q.dtype)
         if joining := self.layer_reads[layer].joining:
             for rows in joining:
@@ -252,9 +281,10 @@ class _NativeStep:
             indptr = self.owner.row_state_indptr(self.layer_reads[layer])
             for rows in joining:
                 rows.join(layer, q, plan.states, indptr)
-            plan.run(Phase.MERGE, out=out)
+            plan.run(Phase.MERGE, out=out, sinks=sinks)
         elif split:
-            plan.run(Phase.STORE | Phase.PARTIAL | Phase.MERGE, q, (k, v), out, pages)
+            phases = Phase.STORE | Phase.PARTIAL | Phase.MERGE
+            plan.run(phases, q, (k, v), out, pages, sinks)
         else:
             plan.run(Phase.STORE, kv=(k, v), pages=pages)
         if self.prompts is not None:
@@ -281,10 +311,13 @@ class _TorchDecode:
         """Write one output a row."""
         for joining in selected:
             joining.begin(layer, q)
-        states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, owner.rules[layer])
+        rule = owner.rules[layer]
+        states = run_prepared(q, owner.memory[layer], self.prepared, self.turn, rule)
         for joining in selected:
             joining.join(layer, q, states, self.row_state_indptr)
-        merge_states(states, self.row_state_indptr, out=out, implementation="reference")
+        merged = merge_states(states, self.row_state_indptr, out=out, implementation="reference")
+        if rule.sinks is not None:
+            add_sinks(merged, rule.sinks, "cpu")
 
 
 @dataclass(frozen=True)
@@ -297,10 +330,12 @@ class _TorchStep:
     prompts: Prompts | None
     decode: list[_TorchDecode | None]
     layer_reads: Sequence[LayerReads]
+    scales: Sequence[Tensor | None]
     slots: Tensor
     turns: Sequence[Angles]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = scaled(q, self.scales[layer])
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
         k_pages, v_pages = owner.pool.layer(layer)
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]

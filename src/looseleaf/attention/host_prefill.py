@@ -26,7 +26,8 @@ class HostedChunk:
         rows = self.rows
         read = read_chunk(layer, q[rows], self.positions, self.reads, rule, rotation)
         own = AttnState(state.out[rows], state.lse[rows])
-        state.out[rows] = merge_all([own, read]).out.to(state.out.dtype)
+        merged = merge_all([own, read])
+        state.out[rows], state.lse[rows] = merged.out.to(state.out.dtype), merged.lse
 
 
 def hosted_chunks(

@@ -20,6 +20,7 @@ from looseleaf.attention.plan.cost_model import CostModel, cost_model_of
 from looseleaf.attention.plan.gathered import reads_gathered
 from looseleaf.attention.plan.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.plan.planner import AttentionPlan, PlanCounters, Planner
+from looseleaf.attention.query_scales import scaled, scales_of
 from looseleaf.attention.select.device_topk import (
     ChoiceBuffer,
     DeviceChoice,
@@ -29,11 +30,13 @@ from looseleaf.attention.select.device_topk import (
     count_on_device,
 )
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads, StepReadsBuilder
+from looseleaf.config import QueryScaling
 from looseleaf.errors import NativeUnavailable
 from looseleaf.index.host.attend import HostedAttention
 from looseleaf.index.host.cpu_windows import HostedWindows
 from looseleaf.index.host.gpu import DeviceWork, HostedDevice
 from looseleaf.kv.pool import PagePool
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.finish_rows import finish_rows
 from looseleaf.ops.merge_states import merge_states
@@ -41,6 +44,7 @@ from looseleaf.ops.partial_attention import WorkList, partial_attention
 from looseleaf.ops.partial_attention.native import load_attention
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.ops.store_kv import NewRows
+from looseleaf.rope import map_distinct
 from looseleaf.types import Attend, AttnState, Rotation, ScoreRule
 
 _log = logging.getLogger(__name__)
@@ -84,7 +88,8 @@ class PagedAttention:
     Groups of decode rows are cached while the rows stay the same. With ``batch_invariant`` a row is
     split and merged the same way in every batch. ``costs`` is the cost model of a GPU, None for the
     built-in one. ``row_dtype`` is the dtype of queries, keys and values, None for the pool's.
-    Layers with equal rotations share a table; all tables have equally many positions."""
+    Layers with equal rotations share a table; all tables have equally many positions.
+    ``query_scaling`` has the factors of queries by position."""
 
     pool: PagePool
     rotations: tuple[Rotation, ...]
@@ -95,6 +100,7 @@ class PagedAttention:
     implementation: Implementation = "auto"
     costs: CostModel | None = None
     row_dtype: torch.dtype | None = None
+    query_scaling: QueryScaling | None = None
 
     def __post_init__(self) -> None:
         kv, device = self.pool.kv, self.pool.kv.device
@@ -115,7 +121,9 @@ class PagedAttention:
             native = mode == "native" or (mode == "auto" and self._can_compile())
             pool, rules, dtype = self.pool, self.rules, self._row_dtype
             num_heads, fixed = self.num_qo_heads, self.batch_invariant
-            self._cpu = CpuAttention(pool, self.rotations, rules, num_heads, native, dtype, fixed)
+            self._cpu = CpuAttention(
+                pool, self.rotations, rules, num_heads, native, dtype, fixed, self.query_scaling
+            )
         # the planner's costs are those of GPUs
         step = SPLIT_KEYS // self.pool.page_size if self.batch_invariant else 1
         group = self.planner.group if self._cpu is None else partial(group_rows, step=step)
@@ -172,7 +180,9 @@ class PagedAttention:
             layers[-1] = self._plans(layer_reads[-1:], logit_chunks)[0]
             prompts[-1] = hosted_chunks(logit_chunks, device, len(rows.decode))
         hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
-        return _OpsStep(self, step_reads, layers, rows.slots, rows.frame_positions, hosted, prompts)
+        return self._ops_step(
+            step_reads, layers, (rows.slots, rows.frame_positions), hosted, prompts
+        )
 
     def load_hosted(self, decode: Sequence[DecodeRow], rows: int) -> DeviceWork | None:
         """A GPU step's reads of host-resident segments, with room for ``rows`` rows; None without
@@ -243,12 +253,30 @@ class PagedAttention:
             for work, choice in works
         ]
         by_layer, no_prompts = [plans[n] for n in layers], [()] * len(layers)
-        return _OpsStep(self, _NOT_READ, by_layer, slots, frame_positions, hosted, no_prompts)
+        return self._ops_step(_NOT_READ, by_layer, (slots, frame_positions), hosted, no_prompts)
 
     def over_spans(self, spans: SpanList, slots: Tensor, frame_positions: Tensor) -> Attend:
         """As `over`, for rows that are all in ``spans``."""
         plans = [_LayerPlan(AttentionPlan(0, None, spans))] * len(self.rules)
-        return _OpsStep(self, _NOT_READ, plans, slots, frame_positions, None, [()] * len(plans))
+        return self._ops_step(_NOT_READ, plans, (slots, frame_positions), None, [()] * len(plans))
+
+    def scales_at(self, positions: Tensor) -> Tensor | None:
+        """Factors ``[rows, 1, 1]`` of queries at ``positions``; None for a model without them."""
+        return scales_of(self.query_scaling, positions, self._row_dtype)
+
+    def _ops_step(
+        self,
+        reads: StepReads,
+        layers: Sequence["_LayerPlan"],
+        rows: tuple[Tensor, Tensor],
+        hosted: DeviceWork | None,
+        prompts: Sequence[Sequence[HostedChunk]],
+    ) -> "_OpsStep":
+        """A step over ``layers``; ``rows`` are slots and frame positions."""
+        scales: list[Tensor | None] = [None] * len(layers)
+        if self.query_scaling is not None:
+            scales = map_distinct(layers, lambda layer: self.scales_at(layer.plan.row_positions))
+        return _OpsStep(self, reads, layers, *rows, hosted, prompts, scales)
 
     def _can_compile(self) -> bool:
         """Whether the C kernels are available; logs a warning if not."""
@@ -323,6 +351,7 @@ class _OpsStep:
     frame_positions: Tensor
     hosted: DeviceWork | None
     prompts: Sequence[Sequence[HostedChunk]]
+    scales: Sequence[Tensor | None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         owner, mode = self.attention, self.attention.implementation
@@ -331,6 +360,8 @@ class _OpsStep:
         rotation, rule = owner.rotations[layer], owner.rules[layer]
         slot_positions = owner.pool.slot_positions
         split = plan.num_work_rows
+        if self.scales[layer] is not None:
+            q = scaled(q, self.scales[layer])
         if self.hosted is not None and len(q):
             self.hosted.begin(layer, q[:split])
         rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
@@ -346,7 +377,7 @@ class _OpsStep:
             patch = slot_positions if spans.mask_words.numel() else None
             new = prefill_attention(q[split:], k_pages, v_pages, spans, rotation, rule, patch, mode)
             if split == 0:
-                return self._with_hosted(layer, q, new)
+                return self._completed(layer, q, new)
         out = torch.empty_like(q)
         lse = None
         if plan.work is not None:
@@ -356,7 +387,7 @@ class _OpsStep:
                 work = choice.filled
             states = self._states(layer, q[:split], work)
             if work.whole and split == len(q):
-                return self._with_hosted(layer, q, states)
+                return self._completed(layer, q, states)
             indptr = work.row_state_indptr
             for selected in self.layers[layer].joining:
                 selected.join(layer, q, states, indptr)
@@ -381,10 +412,11 @@ class _OpsStep:
                 ).lse
         if new is not None:
             out[split:] = new.out
-        if not self.prompts[layer]:
+        if not self.prompts[layer] and rule.sinks is None:
             return out
         lses = [lse for lse in (lse, None if new is None else new.lse) if lse is not None]
-        return self._with_hosted(layer, q, AttnState(out, torch.cat(lses)))
+        lse = lses[0] if len(lses) == 1 else torch.cat(lses)
+        return self._completed(layer, q, AttnState(out, lse))
 
     def _states(self, layer: int, q: Tensor, work: WorkList) -> AttnState:
         """The partial states of a work list's rows."""
@@ -396,9 +428,12 @@ class _OpsStep:
             q, k_pages, v_pages, work, rotation, rule, patch, owner.implementation
         )
 
-    def _with_hosted(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
-        """The output of all rows, after prompt rows joined their reads outside of the pool."""
-        owner = self.attention
+    def _completed(self, layer: int, q: Tensor, state: AttnState) -> Tensor:
+        """The output of all rows, after prompt rows joined their reads outside of the pool, and
+        all rows their sinks."""
+        owner, rule = self.attention, self.attention.rules[layer]
         for chunk in self.prompts[layer]:
-            chunk.join(layer, q, state, owner.rules[layer], owner.rotations[layer])
+            chunk.join(layer, q, state, rule, owner.rotations[layer])
+        if rule.sinks is not None:
+            add_sinks(state, rule.sinks, owner.implementation)
         return state.out

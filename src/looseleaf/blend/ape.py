@@ -13,7 +13,9 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
+from looseleaf.attention.query_scales import scaled
 from looseleaf.config import Fuse
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.prefill_attention import prefill_attention
@@ -40,6 +42,7 @@ class _Read:
     other: SpanList
     temperature: float
     scale: float
+    query_scales: Tensor | None
 
 
 class ApartStep:
@@ -70,7 +73,7 @@ class ApartStep:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = self._step(layer, q, k, v)
         for read in self._reads[layer]:
-            queries = q.index_select(0, read.rows)
+            queries = scaled(q.index_select(0, read.rows), read.query_scales)
             out[read.rows] = self._merged(layer, queries, read).to(out.dtype)
         return out
 
@@ -85,7 +88,10 @@ class ApartStep:
             torch.stack((own.lse, other.lse * read.scale), 1).flatten(0, 1),
         )
         indptr = torch.arange(0, 2 * len(q) + 1, 2, dtype=torch.int32, device=q.device)
-        return merge_states(states, indptr, implementation=self._implementation).out
+        merged = merge_states(states, indptr, implementation=self._implementation)
+        if rule.sinks is not None:
+            add_sinks(merged, rule.sinks, self._implementation)
+        return merged.out
 
     def _attend(self, layer: int, q: Tensor, spans: SpanList, rule: ScoreRule) -> AttnState:
         owner = self._owner
@@ -109,7 +115,10 @@ class ApartStep:
             return make_span_list([chunk], tile_rows=tile_rows, device=device)
 
         index = torch.tensor(query_rows, dtype=torch.int64, device=device)
-        return _Read(index, over(ape.own.spans), over(ape.other), ape.temperature, ape.scale)
+        scales = self._owner.scales_at(torch.tensor(positions, device=device))
+        return _Read(
+            index, over(ape.own.spans), over(ape.other), ape.temperature, ape.scale, scales
+        )
 
 
 @dataclass(frozen=True)

@@ -341,8 +341,8 @@ def make_fusion(
 
 
 def is_exact(use: DocumentUse) -> bool:
-    """Whether a document is directly after the context it was encoded with."""
-    return use.start == use.part.context_length
+    """Whether a document is directly after everything that it was computed with."""
+    return use.primer is None and use.start == use.part.context_length
 
 
 def make_selector(fuse: Fuse) -> Selector:

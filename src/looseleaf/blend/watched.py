@@ -12,6 +12,8 @@ from torch import Tensor
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.groups import ReadSpan
+from looseleaf.attention.query_scales import scaled
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.attention_received import Readers, attention_received
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
 from looseleaf.ops.store_kv import store_kv
@@ -57,10 +59,16 @@ class ChunkStep:
     frame_positions: Tensor
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.state(layer, q, k, v).out if len(q) else q
+        return self.state(layer, self.scaled(q), k, v).out if len(q) else q
+
+    def scaled(self, q: Tensor) -> Tensor:
+        """Queries times their factors by position, for models with such factors."""
+        if self.owner.query_scaling is None:
+            return q
+        return scaled(q, self.owner.scales_at(self.spans.row_positions[: len(q)]))
 
     def state(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> AttnState:
-        """Store keys and values, and attend; needs at least one row."""
+        """Store keys and values, and attend with scaled queries; needs at least one row."""
         owner, spans, chosen = self.owner, self.spans, self.owner.implementation
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule = owner.rotations[layer], owner.rules[layer]
@@ -70,7 +78,8 @@ class ChunkStep:
             k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, store_implementation
         )
         patch = owner.pool.slot_positions if spans.mask_words.numel() else None
-        return prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
+        state = prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
+        return state if rule.sinks is None else add_sinks(state, rule.sinks, implementation)
 
 
 @dataclass(eq=False)
@@ -101,7 +110,7 @@ class WatchedStep:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not len(q):
             return q
-        owner = self.step.owner
+        owner, q = self.step.owner, self.step.scaled(q)
         state = self.step.state(layer, q, k, v)
         if layer in self.layers:
             k_pages, _ = owner.pool.layer(layer)

@@ -104,13 +104,13 @@ def _take_hosted(names: tuple[str, ...], options: dict[str, Any]) -> bool:
 
     Raises InvalidOption for options that hosting excludes, before the slow hosting begins."""
     if not options.pop("hosted"):
-        if options["policy"] == "retrieval":
+        if options["select_policy"] == "retrieval":
             raise InvalidOption("--select retrieval reads hosted documents: give --host too")
         return False
     if not names:
         raise InvalidOption("--host keeps documents in host memory: name a document with -d")
-    options["policy"] = options["policy"] or "retrieval"
-    if options["policy"] != "retrieval":
+    options["select_policy"] = options["select_policy"] or "retrieval"
+    if options["select_policy"] != "retrieval":
         raise InvalidOption(
             f"--host is for --select retrieval, not {options['policy']}: leave one of them out"
         )

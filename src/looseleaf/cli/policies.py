@@ -157,7 +157,7 @@ def select_options(command: Command) -> Command:
     )
     policy = click.option(
         "--select",
-        "policy",
+        "select_policy",
         type=click.Choice(get_args(SelectPolicy)),
         help="keys that each token of the answer reads [default: all]",
     )
@@ -245,7 +245,7 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
         raise InvalidOption(f"--revise needs a --select that scores keys: {', '.join(_REVISED)}")
     readings = []
     for budget, policy, spread in product(budgets or (None,), policies, spreads):
-        flags = {"policy": policy, "budget": None, "layer_budgets": spread}
+        flags = {"select_policy": policy, "budget": None, "layer_budgets": spread}
         if policy in EVICTING:
             select = take_select(flags)
             assert select is not None and select.tokens is not None
@@ -269,7 +269,7 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
 
 def take_select(options: dict[str, Any]) -> Select | None:
     """The policy of the flags, None without ``--select``; removes them from ``options``."""
-    policy, budget, layers = (options.pop(n) for n in ("policy", "budget", "layer_budgets"))
+    policy, budget, layers = (options.pop(n) for n in ("select_policy", "budget", "layer_budgets"))
     if policy is None:
         if budget is not None or layers is not None:
             raise InvalidOption("--budget and --layer-budgets need a --select: give one")

@@ -14,7 +14,15 @@ from looseleaf.config.engine import (
 from looseleaf.config.experts import ExpertConfig
 from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
-from looseleaf.config.model import LatentConfig, ModelConfig, Quantization, RopeConfig, RopeLaw
+from looseleaf.config.model import (
+    LatentConfig,
+    ModelConfig,
+    Quantization,
+    QueryScaling,
+    RopeConfig,
+    RopeLaw,
+)
+from looseleaf.config.policy_file import PolicyFile
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
@@ -47,8 +55,10 @@ __all__ = [
     "IndexPer",
     "MAX_WINDOW",
     "ModelConfig",
+    "PolicyFile",
     "Quantization",
     "Quantize",
+    "QueryScaling",
     "Reuse",
     "Revise",
     "RopeConfig",

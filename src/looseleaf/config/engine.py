@@ -140,6 +140,11 @@ class EngineConfig:
     canary_bound: float = option(
         0.95, "least share of equal canary answers; below it, ratios of fuse policies are raised"
     )
+    policy: str | None = option(
+        None,
+        "policy file of looseleaf calibrate: the fuse policy of requests that name none; default: "
+        "documents are reused as they are",
+    )
     seed: int = option(0, "first seed of the requests without a seed")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

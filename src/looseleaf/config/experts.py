@@ -12,7 +12,8 @@ class ExpertConfig:
 
     A score is the ``scoring`` of a row's logits. The weights of a row's experts are their scores,
     divided by their sum if ``normalized``, times ``scaling``. With ``selection_bias`` a stored bias
-    is added to scores for the choice only. ``router_bias`` is added to logits.
+    is added to scores for the choice only. ``router_bias`` is added to logits. With
+    ``expert_bias`` both products of an expert have a bias.
 
     Experts form ``num_groups`` equal groups, of which the ``top_groups`` best have candidates. A
     group's score is the sum of its ``group_scores`` largest scores (DeepSeek V3: two, V2: one).
@@ -28,6 +29,7 @@ class ExpertConfig:
     scaling: float = 1.0
     selection_bias: bool = False
     router_bias: bool = False
+    expert_bias: bool = False
     num_groups: int = 1
     top_groups: int = 1
     group_scores: Literal[1, 2] = 2

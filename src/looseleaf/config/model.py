@@ -72,8 +72,22 @@ class LatentConfig:
 class Quantization:
     """The method of a checkpoint's quantized matrices, and the version of its layout."""
 
-    method: Literal["fp8", "compressed-tensors", "awq", "gptq"]
+    method: Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"]
     version: str = ""
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """Factors of queries: ``1 + beta * log(1 + position // period)`` (Llama 4, Ministral 3).
+
+    The position is the query's own, in its sequence, whatever frame the query is rotated to. Keys
+    have no factor."""
+
+    beta: float
+    period: int
+
+    def __post_init__(self) -> None:
+        require_each(self, "at least 1", lambda n: n >= 1, "period")
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,12 @@ class ModelConfig:
     their inputs are not normalised (OLMo 2). ``norm_offset`` is added to the stored weights of
     norms. ``embedding_multiplier`` is rounded to the model's dtype. ``softmax_scale`` None means
     ``head_dim ** -0.5``. ``soft_cap`` caps attention scores, ``final_soft_cap`` logits after their
-    division by ``logits_scaling``; 0 means no cap. Layers with ``experts`` have no other MLP; dense
-    ones have ``intermediate_size``.
+    division by ``logits_scaling``; 0 means no cap. ``sinks`` means that each layer has a learned
+    logit per query head of a key whose value is 0. ``query_scaling`` is None if all queries have
+    the factor 1. Layers with ``experts`` have no other MLP; dense ones have ``intermediate_size``.
+
+    The activation ``swigluoai`` (GPT-OSS) is ``gate * sigmoid(swiglu_alpha * gate) * (up + 1)``,
+    with ``gate`` at most ``swiglu_limit`` and ``up`` between it and its negative.
     ``quantization`` is None if all tensors are plain.
 
     A model with ``latent`` attention has one KV head. Its ``head_dim`` is that of a stored key,
@@ -109,7 +127,9 @@ class ModelConfig:
     max_position_embeddings: int
     norm_eps: float = 1e-6
     norm: Literal["rms", "layer"] = "rms"
-    activation: Literal["silu", "gelu_new", "gelu"] = "silu"
+    activation: Literal["silu", "gelu_new", "gelu", "swigluoai"] = "silu"
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     gated_mlp: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
@@ -130,6 +150,8 @@ class ModelConfig:
     softmax_scale: float | None = None
     soft_cap: float = 0.0
     final_soft_cap: float = 0.0
+    sinks: bool = False
+    query_scaling: QueryScaling | None = None
     torch_dtype: str = "float32"
     quantization: Quantization | None = None
     experts: ExpertConfig | None = None

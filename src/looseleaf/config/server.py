@@ -115,6 +115,9 @@ class ServerConfig:
     max_schema_depth: int = option(48, "most levels of the JSON schema of an answer")
     max_queue: int = option(256, "most waiting outputs; further requests are refused")
     max_registered: int = option(10_000, "most registered documents of one tenant")
+    stored_responses_mib: float = option(
+        64.0, "memory for responses that later requests continue (MiB); 0: none are kept"
+    )
     deadline: float = option(600.0, "longest duration of a request (s)")
     drain_seconds: float = option(600.0, "time limit of running requests at shutdown (s)")
     stall_seconds: float = option(
@@ -127,7 +130,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_not_negative(self, "api_processes", "engine_restarts")
+        require_not_negative(self, "api_processes", "engine_restarts", "stored_responses_mib")
         require_each(self, "from 0 to 65535", lambda port: 0 <= port <= 65535, "port")
         require_positive(
             self,

@@ -41,7 +41,9 @@ class Admission:
 
     def pages_needed(self, sequence: Sequence, num_new_tokens: int) -> int:
         """Pages of the sequence's documents, text and ``num_new_tokens`` without any reuse."""
-        documents = {use.key: use.num_tokens for use in sequence.documents}
+        uses = [*sequence.documents, *sequence.others]
+        uses += [use.primer for use in uses if use.primer is not None]
+        documents = {use.key: use.num_tokens for use in uses}
         total = sum(self.pages_for(n) for n in documents.values())
         total += sum(self.pages_for(run.num_tokens) for run in sequence.runs[:-1])
         total += sequence.fusion.num_pages if sequence.fusion else 0
@@ -90,7 +92,7 @@ class Admission:
                 for segment in hits[id(run)]:
                     acquired.append((run, self.store.acquire(segment)))
             # the first use of a repeated document computes it
-            uses = reversed(sequence.documents)
+            uses = reversed(sequence.uses)
             missing = {use.key: use for use in uses if use.segment is None}
             needs = [self.pages_for(use.num_tokens) for use in missing.values()]
             needs += [self._run_pages(sequence, run) - len(hits[id(run)]) for run in sequence.runs]
@@ -180,7 +182,7 @@ class Admission:
 
     def adopt(self, sequence: Sequence, segment: Segment) -> bool:
         """Make ``sequence`` the owner of ``segment`` if it waits for it; returns whether it did."""
-        for use in sequence.documents:
+        for use in sequence.uses:
             if use.segment is segment:
                 use.computed = use.scheduled = segment.filled = 0
                 sequence.owned.append(use)
@@ -189,7 +191,8 @@ class Admission:
 
     def _acquire_documents(self, sequence: Sequence) -> dict[DocumentUse, DocumentSource]:
         sources: dict[DocumentUse, DocumentSource] = {}
-        for use in sequence.documents:
+
+        def acquire(use: DocumentUse) -> None:
             segment = self.store.find(use.key)
             if segment is None:
                 sources[use] = "computed"
@@ -197,10 +200,16 @@ class Admission:
                 use.segment = self.store.acquire(segment)
                 sources[use] = "cached" if segment.ready else "awaited"
                 self.tiering.note_read(use.key)
+
+        for use in (*sequence.documents, *sequence.others):
+            acquire(use)
+        sequence.need_primers()
+        for primer in sequence.primers:
+            acquire(primer)
         return sources
 
     def _release_documents(self, sequence: Sequence) -> None:
-        for use in sequence.documents:
+        for use in sequence.uses:
             if use.segment is not None:
                 self.store.release(use.segment)
                 use.segment = None
@@ -208,7 +217,7 @@ class Admission:
     def _own_missing(
         self, sequence: Sequence, missing: dict[SegmentKey, DocumentUse], pages: Iterator[int]
     ) -> None:
-        for use in sequence.documents:
+        for use in sequence.uses:
             if use.segment is not None:
                 continue
             if use is missing[use.key]:

@@ -48,6 +48,7 @@ from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
 from looseleaf.prompt.builder import PromptBuilder
+from looseleaf.prompt.primer import RequestDefaults
 from looseleaf.prompt.request import PromptParts, Request, SystemPrompt, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import Tiers
@@ -57,7 +58,7 @@ Ended = Callable[[RequestProgress], None]
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The parts of an engine."""
+    """The parts of an engine. ``defaults`` apply to its requests."""
 
     config: EngineConfig
     runner: Runner
@@ -66,6 +67,7 @@ class EngineParts:
     max_model_len: int
     tiers: Tiers | None = None
     threads: ThreadChoice | None = None
+    defaults: RequestDefaults | None = None
 
 
 class Engine:
@@ -79,6 +81,7 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
         self.threads = parts.threads
+        self._defaults = parts.defaults
         self.runner = parts.runner
         self.store = SegmentStore(parts.runner.pool)
         self.last_step: StepStats | None = None
@@ -200,6 +203,8 @@ class Engine:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
         number = next(self._warm_numbers if request.warms else self._numbers)
+        if self._defaults is not None:
+            request = self._defaults.applied(request)
         if request.fuse is not None:
             request = self._canary.adjusted(request)
         progress = self._input_processor.take(request, self.config.seed + number)

@@ -84,11 +84,12 @@ class Chunk:
             spans = self.sequence.spans_before(target)
             hosted = self.sequence.hosted_before(target)
             return PrefillChunk(positions, (*spans, target.span(self.stop)), hosted)
-        own = ReadSpan(target.write_pages, target.part.context_length, self.stop, 0)
+        own = ReadSpan(target.write_pages, target.encoded_at, self.stop, 0)
+        primed = () if target.primer is None else (target.primer.span(),)
         lead = self.sequence.lead
         if lead is None or target.part.context_length == 0:
-            return PrefillChunk(positions, (own,))
-        return PrefillChunk(positions, (lead.span(target.part.context_length), own))
+            return PrefillChunk(positions, (*primed, own))
+        return PrefillChunk(positions, (lead.span(target.part.context_length), *primed, own))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A sequence: one output, the placements of its prompt with their pages, and their progress.
 
-The order of computation has no circular wait: first the lead, then owned documents, which read only
-the lead, then other text. A text run waits for all documents before it. With blending, all text
-after the first blended document is one pass with the chosen tokens."""
+The order of computation has no circular wait: first the lead, then primers, then owned documents,
+which read only the lead and their primer, then other text. A text run waits for all documents
+before it. With blending, all text after the first blended document is one pass with the chosen
+tokens."""
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
@@ -42,7 +43,9 @@ class Sequence:
     sequence starts over with its output in the tail. If it ``chooses`` the keys that its rows read,
     it decodes its output again; ``replay`` has the remaining tokens. A sequence that ``warms`` only
     computes its prompt and has an empty tail. A sequence that does not ``draw`` ends with its
-    prompt. ``num_evicted`` keys of the tail were evicted."""
+    prompt. ``num_evicted`` keys of the tail were evicted. ``primers`` are those of documents that
+    are not ready at the admission. A sequence that ``warms`` also computes its ``others``: its
+    first document behind the primer, as later prompts read it."""
 
     def __init__(
         self,
@@ -57,13 +60,15 @@ class Sequence:
         self.request_id = request.request_id
         self.index = index
         self.warms = request.warms
-        self.draws = not request.warms and request.params.max_tokens != 0
+        self.draws = not self.warms and request.params.max_tokens != 0
         self._salt = request.salt
         self.keys = keys = keys.salted(request.salt)
         self.phase = Phase.WAITING
         self.arrivals: Arrivals | None = None
         self.parts: list[TextRun | DocumentUse | HostedUse] = []
         self.owned: list[DocumentUse] = []
+        self.primers: list[DocumentUse] = []
+        self.others: list[DocumentUse] = []
         self.num_prompt_tokens = request.num_tokens
         self.apart = request.fuse if request.fuse and reads_apart(request) else None
         self._settled: tuple[ReadSpan, ...] | None = None
@@ -71,19 +76,30 @@ class Sequence:
         retrieves = request.select is not None and request.select.policy == "retrieval"
         chain = keys.root
         contexts: dict[int, SegmentKey] = {0: keys.root}
+        known_primers: dict[int, DocumentUse] = {}
+        any_document = False
         starts = starts_of(request.parts, together=self.apart is not None)
         for start, part in zip(starts, request.parts, strict=True):
             if isinstance(part, DocumentPart):
-                if part.context_length not in contexts:
-                    contexts[part.context_length] = self._context(
-                        part.context_length, keys, page_size
-                    )
-                key = part.key_behind(keys, contexts[part.context_length])
+                length = part.context_length
+                if length not in contexts:
+                    contexts[length] = self._context(length, keys, page_size)
+                context = contexts[length]
+                key = part.key_behind(keys, context)
+                primer = self._primer(part, context, keys, known_primers)
+                primed_key = key if primer is None else part.key_behind(keys, primer[1])
                 hosted = find_hosted(key) if retrieves else None
                 if hosted is not None:
                     self.parts.append(HostedUse(start, part, hosted))
-                else:
+                elif primer is None or self.apart or not any_document:
+                    # the first document follows no other, so it needs no neighbours
                     self.parts.append(DocumentUse(start, part, key))
+                    if primer is not None and self.warms:
+                        self.others.append(DocumentUse(start, part, primed_key, primer=primer[0]))
+                else:
+                    key = primed_key
+                    self.parts.append(DocumentUse(start, part, key, primer=primer[0]))
+                any_document = True
                 # later text depends on the keys that the policy selects
                 policy = repr(request.select).encode() if hosted is not None else b""
                 chain = keys.placed(chain, key, policy)
@@ -122,6 +138,21 @@ class Sequence:
         self.num_evicted = 0
         self.replay: list[int] = []
 
+    def _primer(
+        self,
+        part: DocumentPart,
+        context: SegmentKey,
+        keys: KeySpace,
+        known: dict[int, DocumentUse],
+    ) -> tuple[DocumentUse, SegmentKey] | None:
+        """The primer of a document in its context, and the context behind it; None without one."""
+        if part.primer is None:
+            return None
+        start = part.context_length
+        if start not in known:
+            known[start] = DocumentUse(start, part.primer, part.primer.key_behind(keys, context))
+        return known[start], keys.placed(context, known[start].key)
+
     def _context(self, length: int, keys: KeySpace, page_size: int) -> SegmentKey:
         lead = self.lead
         assert lead is not None and length <= lead.num_tokens
@@ -132,6 +163,17 @@ class Sequence:
     def tenant(self) -> str:
         """The tenant that tiers count its documents for."""
         return tenant_of(self._salt)
+
+    @property
+    def uses(self) -> list[DocumentUse]:
+        """All documents that hold segments: primers first, as others are computed behind them."""
+        return [*self.primers, *self.documents, *self.others]
+
+    def need_primers(self) -> None:
+        """Set ``primers`` to those of documents that are not ready, so may be computed here."""
+        uses = [*self.documents, *self.others]
+        missing = [use for use in uses if use.segment is None or not use.segment.ready]
+        self.primers = list(dict.fromkeys(use.primer for use in missing if use.primer))
 
     @property
     def lead(self) -> TextRun | None:
@@ -186,7 +228,8 @@ class Sequence:
     def warm(self) -> bool:
         """Whether a warming sequence has computed its documents, or its text without documents."""
         if self.documents:
-            return all(use.segment is not None and use.segment.ready for use in self.documents)
+            uses = [*self.documents, *self.others]
+            return all(use.segment is not None and use.segment.ready for use in uses)
         return all(run.computed == run.num_tokens for run in self.runs)
 
     def append(self, token: int) -> None:
@@ -252,7 +295,11 @@ class Sequence:
         lead = self.lead
         if lead is not None and lead.scheduled < lead.num_tokens:
             yield lead
-        yield from [use for use in self.owned if use.scheduled < use.num_tokens]
+        for use in list(self.owned):
+            primer = use.primer
+            behind = primer is None or primer.num_tokens == 0 or self._ready(primer, False)
+            if behind and use.scheduled < use.num_tokens:
+                yield use
         fusion = self.fusion
         for part in self.parts:
             if fusion is not None and part is fusion.parts[0]:
@@ -332,7 +379,10 @@ class Sequence:
                 part.pages, part.segments = [], []
             else:
                 part.segment = None
-        self.owned = []
+        for use in (*self.primers, *self.others):
+            use.computed = use.scheduled = 0
+            use.segment = None
+        self.owned, self.primers = [], []
         self._settled = self._hosted_reads = None
         if self.chooses:
             self.replay = self.output_token_ids

@@ -22,7 +22,7 @@ from looseleaf.engine.lifetime import ProcessBound
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.reports.stats import EngineSnapshot, StepStats
 from looseleaf.engine.runner.runner import OnProgress
-from looseleaf.engine.sampling.grammar import CompiledGrammar
+from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
 from looseleaf.llm.client import EngineFacts
 from looseleaf.llm.engine_thread import Change, Fail, Worker
@@ -30,6 +30,7 @@ from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
 from looseleaf.llm.result import Result
+from looseleaf.llm.scoring import Score, ScoreOptions, gather_scores, score_requests
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.request import (
@@ -214,6 +215,16 @@ class AsyncLLM(ProcessBound):
         prompts = self.engine.prompts
         return self._stream_of(request, messages, lambda m: prompts.from_messages(m, first))
 
+    async def score(
+        self, prompts: Any, continuations: Any, **options: Unpack[ScoreOptions]
+    ) -> list[Score]:
+        """The log-probabilities of continuations; arguments and errors as in `LLM.score`."""
+        name, salt = (lambda: f"async-{next(self._ids)}"), options.get("salt", "")
+        requests = await self.prepare(
+            salt, score_requests, self.prompts, prompts, continuations, name, options
+        )
+        return await gather_scores(self.stream, requests)
+
     async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The growing output of a request; leaving the loop, or cancelling its task, aborts it.
 
@@ -264,7 +275,7 @@ class AsyncLLM(ProcessBound):
 
     async def compile(
         self, grammar: Grammar | None, salt: str, limit: float | None
-    ) -> CompiledGrammar | None:
+    ) -> Compiled | None:
         """The compiled grammar of a request, as by `Preparation.compile`."""
         return await self._preparation.compile(grammar, salt, limit)
 

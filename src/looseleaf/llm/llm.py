@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
@@ -24,11 +24,11 @@ from looseleaf.engine.lifetime import ForkGuardLock, ProcessBound
 from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.engine.runner.runner import OnProgress
-from looseleaf.engine.sampling.grammar import CompiledGrammar
+from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import InvalidOption, InvalidRequest
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.llm.load import load_engine
-from looseleaf.llm.scoring import Score, score_of, score_requests
+from looseleaf.llm.scoring import Score, ScoreOptions, score_of, score_requests
 from looseleaf.prompt.request import (
     Document,
     Message,
@@ -130,12 +130,10 @@ class LLM(ProcessBound):
         choice. Scores do not depend on the cache. Nothing is generated. ``salt``, ``deadline``,
         ``fuse`` and errors as in `generate`; also InvalidRequest for an empty continuation and for
         other numbers of them."""
-        requests = [
-            with_policies(replace(request, salt=salt, deadline=deadline), fuse=fuse)
-            for request in score_requests(
-                self.engine.prompts, prompts, continuations, self._next_id
-            )
-        ]
+        options: ScoreOptions = {"salt": salt, "deadline": deadline, "fuse": fuse}
+        requests = score_requests(
+            self.engine.prompts, prompts, continuations, self._next_id, options
+        )
         outputs = self._run_these(requests)
         pairs = zip(requests, outputs, strict=True)
         return [score_of(output, request.num_given) for request, output in pairs]
@@ -336,7 +334,7 @@ class LLM(ProcessBound):
 
     def _compile(
         self, all_params: Sequence[SamplingParams], salt: str, deadline: float | None
-    ) -> list[CompiledGrammar]:
+    ) -> list[Compiled]:
         due = math.inf if deadline is None else time.monotonic() + deadline
         grammars = [params.grammar for params in all_params if params.grammar is not None]
         return [self.engine.grammars.compile(grammar, salt, due) for grammar in grammars]

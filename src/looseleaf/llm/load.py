@@ -12,7 +12,14 @@ import torch
 
 import looseleaf.assets
 from looseleaf.assets import REFERENCE_MODELS, checkpoint_of, folder_of
-from looseleaf.config import CpuKernels, EngineConfig, ModelConfig, Quantize, RopeConfig
+from looseleaf.config import (
+    CpuKernels,
+    EngineConfig,
+    ModelConfig,
+    PolicyFile,
+    Quantize,
+    RopeConfig,
+)
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.runner.runner import OnProgress, Runner, pool_dtype
 from looseleaf.errors import CheckpointNotFound, InvalidOption
@@ -32,6 +39,7 @@ from looseleaf.models.checkpoint.checkpoint import list_tensors
 from looseleaf.models.checkpoint.file_state import folder_state, require_unchanged
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.ops.dispatch import Implementation
+from looseleaf.prompt.primer import RequestDefaults, primer_tokens
 from looseleaf.rope.frames import model_rope_fingerprint
 from looseleaf.tiers import Tiers
 
@@ -177,6 +185,7 @@ def make_engine(
 ) -> Engine:
     """An engine with its own pool over a loaded model, which engines may share."""
     decoder, max_model_len = loaded.decoder, loaded.max_model_len
+    defaults = _defaults_of(config, loaded)
     stored = pool_dtype(decoder, config.cache)
     # 8-bit keys depend on the dtype that computed them
     precision = str(stored) if stored == decoder.dtype else f"{stored} of {decoder.dtype}"
@@ -192,8 +201,20 @@ def make_engine(
     runner = Runner.create(decoder, config, max_model_len, implementation, on_progress)
     tiers = Tiers.create(config.tiers, runner.pool)
     return Engine(
-        EngineParts(config, runner, loaded.tokenizer, keys, max_model_len, tiers, loaded.threads)
+        EngineParts(
+            config, runner, loaded.tokenizer, keys, max_model_len, tiers, loaded.threads, defaults
+        )
     )
+
+
+def _defaults_of(config: EngineConfig, loaded: LoadedModel) -> RequestDefaults | None:
+    """The defaults of the configured policy file, None without one. Raises InvalidOption."""
+    if config.policy is None:
+        return None
+    policy = PolicyFile.read(config.policy)
+    policy.require_model(loaded.shape)
+    tokens = primer_tokens(loaded.tokenizer, policy.primer)
+    return RequestDefaults(policy.fuse, tokens, loaded.max_model_len)
 
 
 def find_model(model: str | Path | None) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from looseleaf.engine.engine import Engine
-from looseleaf.engine.sampling.grammar import CompiledGrammar
+from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import DeadlineExceeded
 from looseleaf.models.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from looseleaf.prompt.builder import num_characters
@@ -62,7 +62,7 @@ class Preparation(PromptThreads):
 
     async def compile(
         self, grammar: Grammar | None, salt: str, limit: float | None
-    ) -> CompiledGrammar | None:
+    ) -> Compiled | None:
         """The compiled ``grammar``; None without a grammar.
 
         Raises DeadlineExceeded after ``limit`` seconds, EngineClosed, and the errors of

@@ -1,12 +1,15 @@
 """Scores of continuations: their log-probabilities after a prompt, without generation."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
+from looseleaf.config import Fuse, FuseSelector
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.errors import EngineFault, InvalidRequest
 from looseleaf.prompt.builder import PromptBuilder
-from looseleaf.prompt.request import Document, Prompt, Request
+from looseleaf.prompt.request import Document, Prompt, Request, with_policies
 from looseleaf.sampling_params import SamplingParams
 
 
@@ -26,11 +29,20 @@ class Score:
         return sum(self.logprobs)
 
 
+class ScoreOptions(TypedDict, total=False):
+    """Options of all requests of a call of `score`."""
+
+    salt: str
+    deadline: float | None
+    fuse: Fuse | FuseSelector | None
+
+
 def score_requests(
     builder: PromptBuilder,
     prompts: str | Iterable[Prompt],
     continuations: str | Iterable[str | Sequence[int]],
     next_id: Callable[[], str],
+    options: ScoreOptions | None = None,
 ) -> list[Request]:
     """The requests of `LLM.score`, each with the continuation at its prompt's end.
 
@@ -59,7 +71,12 @@ def score_requests(
         first = sum(len(part.tokens) for part in prompt)
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=first)
         requests.append(Request(next_id(), parts, params, num_given=len(ids)))
-    return requests
+    chosen = options or {}
+    salt, deadline, fuse = chosen.get("salt", ""), chosen.get("deadline"), chosen.get("fuse")
+    return [
+        with_policies(replace(request, salt=salt, deadline=deadline), fuse=fuse)
+        for request in requests
+    ]
 
 
 def score_of(output: RequestOutput, num_given: int) -> Score:
@@ -74,3 +91,17 @@ def score_of(output: RequestOutput, num_given: int) -> Score:
         tuple(entry[0].logprob for entry in entries),
         all(entry[0].rank == 1 for entry in entries),
     )
+
+
+async def gather_scores(
+    stream: Callable[[Request], AsyncGenerator[RequestOutput, None]], requests: Sequence[Request]
+) -> list[Score]:
+    """The scores of requests that run together, in order; an error ends all of them."""
+
+    async def score(request: Request) -> Score:
+        outputs = [output async for output in stream(request)]
+        return score_of(outputs[-1], request.num_given)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(score(request)) for request in requests]
+    return [task.result() for task in tasks]

@@ -1,7 +1,7 @@
 """A mixture of experts as the MLP of a layer: the router, and the sum over each row's experts.
 
-On a CPU an expert is a gated MLP over the rows that chose it. On a GPU a kernel computes a product
-for all experts (`looseleaf.ops.experts.mlp`).
+On a CPU an expert is a gated MLP over the rows that chose it; packed matrices have a C kernel for a
+whole layer. On a GPU a kernel computes a product for all experts (`looseleaf.ops.experts.mlp`).
 """
 
 import torch
@@ -12,9 +12,12 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import LayerWeights, Router, apply_gated
 from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
-from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.mlp import Stacked, expert_mlp
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.ops.experts.mlp.native import can_sum, expert_mlp_native
 from looseleaf.ops.experts.route import Routes, route
 
 
@@ -24,6 +27,9 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
     logits = _logits(normed, layer.router)
     routes = route(logits, config.experts, layer.router.selection_bias)
     if not normed.is_cuda:
+        packed = _packed(layer, config)
+        if packed is not None:
+            return expert_mlp_native(normed, *packed, routes)
         return _sum_by_expert(normed, layer, routes, config)
     return expert_mlp(
         normed,
@@ -31,18 +37,33 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
         _stacked(layer.down),
         routes,
         activation=config.activation,
+        swiglu=(config.swiglu_alpha, config.swiglu_limit),
         gate_up_bias=layer.gate_up.bias,
         down_bias=layer.down.bias,
     )
 
 
-def _stacked(projection: Projection) -> Tensor | ScaledMatrix:
+def _packed(layer: LayerWeights, config: ModelConfig) -> tuple[PackedMatrix, PackedMatrix] | None:
+    """The matrices of all experts for the C kernel, None if it does not serve them."""
+    assert config.experts is not None, "a layer of experts"
+    (gate_up, bias), (down, down_bias) = layer.gate_up, layer.down
+    if isinstance(gate_up, Tensor) or isinstance(down, Tensor):
+        return None
+    first, second = gate_up.parts[0], down.parts[0]
+    packed = isinstance(first, PackedMatrix) and isinstance(second, PackedMatrix)
+    if not packed or config.activation != "silu" or bias is not None or down_bias is not None:
+        return None
+    assert isinstance(first, PackedMatrix) and isinstance(second, PackedMatrix)
+    return (first, second) if can_sum(first, second, config.experts.num_stored) else None
+
+
+def _stacked(projection: Projection) -> Stacked:
     """The matrices of all experts for the kernel."""
     weight = projection.weight
     if isinstance(weight, Tensor):
         return weight
     (part,) = weight.parts
-    assert isinstance(part, ScaledMatrix), "a GPU has codes with scales"
+    assert isinstance(part, ScaledMatrix | Mxfp4Matrix), "a GPU has codes with scales"
     return part
 
 
@@ -59,7 +80,8 @@ def _logits(normed: Tensor, router: Router) -> Tensor:
         if parts and router.bias is None:
             return split_linear(normed, weight, parts)
         logits = torch.mm(normed, weight.t(), out_dtype=torch.float32)
-    return logits if router.bias is None else logits + router.bias
+    # a GPU's weight has further rows of zeros
+    return logits if router.bias is None else logits[:, : len(router.bias)] + router.bias
 
 
 def _sum_by_expert(

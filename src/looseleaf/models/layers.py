@@ -80,7 +80,8 @@ class LayerWeights:
     ``input_norm`` and ``mlp_norm`` are None without a norm before attention or MLP. ``mlp_norm`` is
     also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
     and MLP; None means no norm there. ``q_norm`` and ``k_norm`` are ``[head_dim]`` or
-    ``[heads * head_dim]``. With ``latent`` maps, ``qkv`` has the latents in place of heads.
+    ``[heads * head_dim]``. ``sinks`` are fp32 logits ``[num_qo_heads]`` (`ScoreRule.sinks`). With
+    ``latent`` maps, ``qkv`` has the latents in place of heads.
     """
 
     input_norm: Norm | None
@@ -94,6 +95,7 @@ class LayerWeights:
     output_norm: Norm | None = None
     down_norm: Norm | None = None
     router: Router | None = None
+    sinks: Tensor | None = None
     latent: LatentWeights | None = None
 
 
@@ -240,8 +242,17 @@ def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Ten
     hidden = project(normed, gate_up)
     if fuses and normed.is_cuda:
         return silu_mul(hidden)
+    if config.activation == "swigluoai":
+        return swigluoai(hidden, config.swiglu_alpha, config.swiglu_limit)
     activate = _ACTIVATIONS[config.activation]
     if not config.gated_mlp:
         return activate(hidden)
     gate, up = hidden.chunk(2, -1)
     return activate(gate).mul_(up)
+
+
+def swigluoai(hidden: Tensor, alpha: float, limit: float) -> Tensor:
+    """The clamped SwiGLU of ``hidden`` ``[rows, gate and up]`` (see `ModelConfig`)."""
+    gate, up = hidden.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * torch.sigmoid(gate * alpha)).mul_(up + 1)

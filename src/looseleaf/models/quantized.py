@@ -23,9 +23,10 @@ from looseleaf.ops.dense.scaled_linear import (
     scaled_linear,
     scaled_summands,
 )
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 
 _log = logging.getLogger(__name__)
-Part = PackedMatrix | BlockMatrix | ScaledMatrix
+Part = PackedMatrix | BlockMatrix | ScaledMatrix | Mxfp4Matrix
 
 
 class QuantizedWeight:
@@ -141,6 +142,8 @@ def _rows(part: Part, numbers: Tensor, dtype: torch.dtype) -> Tensor:
         return part.rows(numbers)
     if isinstance(part, ScaledMatrix):
         return dequantize(part.rows(numbers), dtype)
+    if isinstance(part, Mxfp4Matrix):
+        return part.rows(numbers).dequantize().to(dtype)
     return dequantize_reference(part.blocks[numbers], part.layout).to(dtype)
 
 
@@ -151,7 +154,11 @@ def _multiply(
         return part.multiply(x, out, bias, residual)
     if isinstance(part, ScaledMatrix):
         return out.copy_(_added(scaled_linear(x, part), bias, residual))
-    weight = dequantize_reference(part.blocks, part.layout)
+    weight = (
+        part.dequantize()
+        if isinstance(part, Mxfp4Matrix)
+        else dequantize_reference(part.blocks, part.layout)
+    )
     product = functional.linear(x.float(), weight, bias)
     return out.copy_(product if residual is None else product + residual)
 

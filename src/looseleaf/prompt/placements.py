@@ -153,11 +153,12 @@ def keys_of(read: HostedRead) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class DocumentUse:
-    """A document at position ``start``, encoded at ``context_length``, the length of its context.
+    """A document at position ``start``, computed at ``encoded_at``.
 
     ``seconds`` is the time until its keys and values were ready. It counts from ``begun``: the
     admission, or the first step that computes the document here. ``tier`` is the tier that loads
-    it. ``fell_back`` marks a document that is computed because its load failed."""
+    it. ``fell_back`` marks a document that is computed because its load failed. ``primer`` is read
+    between the context and the document when it is computed."""
 
     start: int
     part: DocumentPart
@@ -169,6 +170,12 @@ class DocumentUse:
     seconds: float | None = None
     tier: str | None = None
     fell_back: bool = False
+    primer: "DocumentUse | None" = None
+
+    @property
+    def encoded_at(self) -> int:
+        """The position of the first token when it is computed: after the context and the primer."""
+        return self.part.context_length + (self.primer.num_tokens if self.primer else 0)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -184,8 +191,8 @@ class DocumentUse:
         return self._held().pages
 
     def position(self, index: int) -> int:
-        """The position of the encoding of the token at ``index``, which follows the context."""
-        return self.part.context_length + index
+        """The position at which the token at ``index`` is computed."""
+        return self.encoded_at + index
 
     def span(self) -> ReadSpan:
         """The whole document at its position in this sequence."""

@@ -134,6 +134,8 @@ class DocumentContent:
 class DocumentPart:
     """Tokens of a document, whose context is the first ``context_length`` tokens of the prompt.
 
+    The ``primer`` is read between that context and the document when the document is computed. It
+    is no part of the prompt (`looseleaf.prompt.primer`).
     ``tag`` is the document's name for the routers of a fleet, empty for none. ``discovered`` marks
     a piece of text that no client marked (`looseleaf.prompt.discover`)."""
 
@@ -143,6 +145,7 @@ class DocumentPart:
     content: DocumentContent = field(default_factory=DocumentContent, repr=False, compare=False)
     tag: str = field(default="", repr=False, compare=False)
     discovered: bool = field(default=False, compare=False)
+    primer: "DocumentPart | None" = field(default=None, repr=False, compare=False)
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:

@@ -111,7 +111,7 @@ class ProxyApp:
                 metrics.responses.labels(str(error.status_code)).inc()
                 if client.begun:
                     raise
-                await error.response()(scope, client.receive, client.send)
+                await error.response(scope["path"])(scope, client.receive, client.send)
 
     async def _answer(self, scope: Scope, client: _Client) -> None:
         begin = time.perf_counter()
@@ -153,7 +153,7 @@ class ProxyApp:
         if call.route == DOCUMENTS_PATH or call.route.startswith(f"{DOCUMENTS_PATH}/"):
             answer = await answer_documents(call, body, self.forwarder)
         else:
-            affinity = affinity_of(body, headers.get(_SESSION_HEADER))
+            affinity = affinity_of(body, headers.get(_SESSION_HEADER) or _response_of(call.route))
             answer = await self.forwarder.forward(call, affinity)
         metrics = self.forwarder.metrics
         metrics.first_byte.observe(time.perf_counter() - begin)
@@ -214,6 +214,12 @@ def _json(content: bytes) -> Any:
         return json.loads(content) if content else None
     except (ValueError, RecursionError):
         return None
+
+
+def _response_of(route: str) -> str | None:
+    """The stored response that a path names."""
+    prefix, _, rest = route.partition("/v1/responses/")
+    return rest.partition("/")[0] if rest and not prefix else None
 
 
 def _cut_event(route: str) -> bytes:

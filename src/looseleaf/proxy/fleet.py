@@ -8,6 +8,8 @@ from looseleaf.router import Affinity
 
 Headers = Sequence[tuple[str, str]]
 
+_KEPT = ("authorization", "x-api-key", "host")
+
 
 class ReplicaLost(Exception):
     """The replica ended or can't be reached. Its answer is incomplete or absent."""
@@ -30,7 +32,7 @@ class Call:
 
     def to(self, method: str, path: str, body: bytes = b"") -> "Call":
         """Another call with the same credential."""
-        kept = [(n, v) for n, v in self.headers if n.lower() in ("authorization", "host")]
+        kept = [(n, v) for n, v in self.headers if n.lower() in _KEPT]
         if body:
             kept.append(("content-type", "application/json"))
         return replace(self, method=method, path=path, headers=kept, body=body)

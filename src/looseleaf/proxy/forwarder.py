@@ -2,10 +2,11 @@
 
 A replica that ends before its first byte costs a retry. So does one that is busy (429
 ``queue_full``), unavailable (503), or without a registered document (404). A document whose
-registration is known is sent to the replica first."""
+registration is known is sent to the replica first. A stored response is looked for at all replicas.
+"""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from looseleaf.router import Affinity
 from looseleaf.server.errors import unavailable
 
 EVENT_STREAM = "text/event-stream"
+_NO_RESPONSE = "response_not_found"
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,25 @@ class Forwarder:
 
     async def forward(self, call: Call, affinity: Affinity) -> Answer:
         """The first useful answer, else the last refusal. Raises ApiError (503) without any."""
+        order = self.fleet.order(affinity)
+        answer = await self._first_useful(order, call, affinity)
+        if answer is not None and answer.error_code == _NO_RESPONSE:
+            # a fleet may leave the choice of a replica to its router
+            unnamed = [name for name in self.fleet.everyone() if name not in order]
+            answer = await self._first_useful(unnamed, call, affinity) or answer
+        if answer is not None:
+            return answer
+        raise unavailable(
+            "no replica answers: nothing was generated, so send the request again in a moment",
+            "no_replica",
+        )
+
+    async def _first_useful(
+        self, replicas: Sequence[str], call: Call, affinity: Affinity
+    ) -> Answer | None:
+        """The first useful answer, else the last refusal; None if all replicas are lost."""
         refusal = None
-        for replica in self.fleet.order(affinity):
+        for replica in replicas:
             try:
                 answer = await self._attempt(replica, call, affinity)
             except ReplicaLost:
@@ -67,12 +86,7 @@ class Forwarder:
                 return answer
             refusal = answer
             self.metrics.retries.labels(reason).inc()
-        if refusal is not None:
-            return refusal
-        raise unavailable(
-            "no replica answers: nothing was generated, so send the request again in a moment",
-            "no_replica",
-        )
+        return refusal
 
     async def broadcast(self, call: Call) -> list[Answer]:
         """The answers of all replicas that are not lost."""
@@ -136,6 +150,6 @@ def _refusal(answer: Answer, affinity: Affinity) -> str | None:
     code = answer.error_code
     if answer.status == 429 and code == "queue_full":
         return "busy"
-    if code == "document_not_found" and affinity.registered:
+    if code == _NO_RESPONSE or (code == "document_not_found" and affinity.registered):
         return "missing"
     return None

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from looseleaf.config import ModelConfig, RopeConfig
+from looseleaf.config import ModelConfig, QueryScaling, RopeConfig
 from looseleaf.errors import InvalidOption
 from looseleaf.rope.laws import frozen_length, is_extended, original_length, rope_frequencies
 from looseleaf.types import Rotation
@@ -81,6 +81,14 @@ def query_scale(config: RopeConfig) -> Float[Tensor, " head_dim"] | None:
     scale = torch.ones(config.head_dim)
     scale[config.rotary_dim :] = factor**-2
     return scale
+
+
+def position_scales(
+    scaling: QueryScaling, positions: Int[Tensor, " rows"]
+) -> Float[Tensor, " rows"]:
+    """The factors of queries at ``positions``, fp32."""
+    periods = torch.div(positions, scaling.period, rounding_mode="floor")
+    return torch.log1p(periods.float()).mul_(scaling.beta).add_(1.0)
 
 
 def rope_fingerprint(config: RopeConfig) -> bytes:

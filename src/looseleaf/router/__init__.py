@@ -6,7 +6,7 @@ from looseleaf.router.affinity import Affinity, affinity_of
 from looseleaf.router.load import LoadLimits, Loads
 from looseleaf.router.rendezvous import rendezvous_score
 from looseleaf.router.router import Router
-from looseleaf.router.tags import registered_tag, text_tag
+from looseleaf.router.tags import registered_tag, response_tag, text_tag
 
 __all__ = [
     "Affinity",
@@ -16,5 +16,6 @@ __all__ = [
     "affinity_of",
     "registered_tag",
     "rendezvous_score",
+    "response_tag",
     "text_tag",
 ]

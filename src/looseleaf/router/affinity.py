@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from looseleaf.router.tags import digest, registered_tag, text_tag
+from looseleaf.router.tags import digest, registered_tag, response_tag, text_tag
 
 BYTES_PER_TOKEN = 4
 """Characters per token of usual text, for weights only."""
@@ -31,9 +31,11 @@ class Affinity:
 
 
 def affinity_of(body: object, session: str | None = None) -> Affinity:
-    """The affinity of a request body; ``session`` is the client's own name of a conversation."""
+    """The affinity of a request body; ``session`` is the client's own name of a conversation.
+
+    The name may be the id of a stored response, which has the tag of its conversation."""
     if not isinstance(body, Mapping):
-        return Affinity()
+        body = {}
     weights: dict[str, int] = {}
     ids: dict[str, None] = {}
     for document in _documents(body):
@@ -46,7 +48,7 @@ def affinity_of(body: object, session: str | None = None) -> Affinity:
     name = session or next((v for f in _CONVERSATION_FIELDS if (v := _string(body.get(f)))), None)
     tag = None
     if name is not None:
-        tag = digest("session", [name])
+        tag = response_tag(name) or digest("session", [name])
     elif beginning:
         # equal questions about different documents are different conversations
         tag = digest("conversation", [*weights, *beginning])

@@ -4,9 +4,11 @@ A router has no tokenizer, so a tag is a digest of the client's text, not of tok
 with one tag cost a cache miss at most, because replicas look segments up by their full keys."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 
 _DIGEST_BYTES = 8
+_RESPONSE = re.compile(r"resp_([0-9a-f]{16})[0-9a-f]{32}")
 
 
 def text_tag(title: str | None, text: str | Sequence[str]) -> str:
@@ -18,6 +20,12 @@ def text_tag(title: str | None, text: str | Sequence[str]) -> str:
 def registered_tag(document_id: str) -> str:
     """The tag of a registered document; 16 hexadecimal digits."""
     return digest("registered", [document_id])
+
+
+def response_tag(response_id: str) -> str | None:
+    """The tag of a stored response's conversation, which is part of its id; None for others."""
+    match = _RESPONSE.fullmatch(response_id)
+    return None if match is None else match.group(1)
 
 
 def digest(kind: str, parts: Iterable[str]) -> str:

@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP, with documents as part of the request. The only user of pydantic."""
+"""OpenAI's and Anthropic's APIs over HTTP, with documents. The only user of pydantic."""

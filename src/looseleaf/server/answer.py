@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from looseleaf.llm.client import Completion, Output
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.server import report
-from looseleaf.server.events import Event, Frame
+from looseleaf.server.errors import ApiError
+from looseleaf.server.events import DONE, Event, Frame
 from looseleaf.server.generation import Generation
 from looseleaf.server.tools.reader import AnswerReader
 
@@ -191,6 +192,7 @@ class Answer:
     include_usage: bool = False
     with_ids: bool = False
     counts_along: bool = False
+    end = DONE
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
@@ -253,6 +255,10 @@ class Answer:
         if self.include_usage:
             usage = {"choices": [], "usage": self._usage(), "looseleaf": self._reuse()}
             yield [{**self._header(self.form.chunk_object), **usage}]
+
+    def failure(self, error: ApiError) -> list[Event]:
+        """The last events of a stream that failed."""
+        return [error.body]
 
     def _new_chunks(self, number: int, output: Completion, request: Output) -> list[Event]:
         index = self._index(number, output.index)

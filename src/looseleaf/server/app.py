@@ -16,12 +16,12 @@ from looseleaf.errors import LooseleafError
 from looseleaf.server.errors import ApiError, describe_invalid
 from looseleaf.server.gate import Gate
 from looseleaf.server.registering import register_again
-from looseleaf.server.routes import documents, generate
+from looseleaf.server.routes import documents, generate, messages, responses
 from looseleaf.server.routes import service as service_routes
 from looseleaf.server.routes.context import report_error
 from looseleaf.server.service import Service
 
-DESCRIPTION = """The OpenAI API, with documents as part of the request.
+DESCRIPTION = """The APIs of OpenAI and Anthropic, with documents as part of the request.
 
 A document is computed once and read at any position, by any number of requests. The `looseleaf`
 object of every answer reports reused and computed tokens."""
@@ -55,6 +55,8 @@ def make_app(service: Service) -> ASGIApp:
     routes = [*app.routes]
     for router in (
         generate.router,
+        messages.router,
+        responses.router,
         documents.router,
         service_routes.keyed,
         service_routes.open_router,
@@ -84,7 +86,7 @@ async def _handle(request: Request, error: Exception) -> Response:
         error = describe_invalid(error.errors(), error.body)
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _framework_error(error, request.url.path[:80])
-    return report_error(request, error).response()
+    return report_error(request, error).response(request.url.path)
 
 
 def _framework_error(error: HTTPException, path: str) -> ApiError:

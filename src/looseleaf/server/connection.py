@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from looseleaf.server.errors import ClientGone
-from looseleaf.server.events import Event, line
+from looseleaf.server.events import DONE, Event, line
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ async def cancel(*tasks: "asyncio.Future[Any]") -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one JSON object each, and ``[DONE]`` at the end.
+    """Server-sent events, one JSON object each, and ``end`` at the end.
 
     ``batches`` yields lists of events, at least one, and yields errors as events. It is always
     closed. A batch is one write; the next one has all that the answer gained in the meantime."""
@@ -50,9 +50,12 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, batches: AsyncGenerator[list[Event], None], headers: Mapping[str, str] | None = None
+        self,
+        batches: AsyncGenerator[list[Event], None],
+        headers: Mapping[str, str] | None = None,
+        end: bytes = DONE,
     ) -> None:
-        self._batches = batches
+        self._batches, self._end = batches, end
         fixed = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers={**fixed, **(headers or {})})
         del self.headers["content-length"]
@@ -68,7 +71,7 @@ class EventStream(Response):
             await send(_body(first))
             async for batch in batches:
                 await send(_body(batch))
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        await send({"type": "http.response.body", "body": self._end})
 
 
 def _body(batch: list[Event]) -> dict[str, Any]:

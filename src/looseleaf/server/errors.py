@@ -1,5 +1,7 @@
 """Errors in OpenAI's form: a status, and ``{"error": {message, type, param, code}}``.
 
+Below ``/v1/messages`` they have Anthropic's form, with the same param and code.
+
 A client error says what to change. A server error names the request id; the log has the cause."""
 
 import json
@@ -36,6 +38,20 @@ _KINDS = {
     429: "rate_limit_error",
 }
 
+MESSAGES_PATH = "/v1/messages"
+
+_ANTHROPIC_KINDS = {
+    **_KINDS,
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+def is_messages_path(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
 
 class ApiError(HTTPException):
     """An error response; ``param`` is the field at fault, ``code`` the reason."""
@@ -64,9 +80,21 @@ class ApiError(HTTPException):
         error = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> JSONResponse:
-        """The HTTP response."""
-        return JSONResponse(self.body, self.status_code, dict(self.headers or {}))
+    def body_for(self, path: str) -> dict[str, Any]:
+        """The JSON object of a response at a path, in the form of its API."""
+        if not is_messages_path(path):
+            return self.body
+        error = {**self.body["error"], "type": self._anthropic_kind}
+        return {"type": "error", "error": error}
+
+    @property
+    def _anthropic_kind(self) -> str:
+        known = _ANTHROPIC_KINDS.get(self.status_code)
+        return known or ("api_error" if self.status_code >= 500 else "invalid_request_error")
+
+    def response(self, path: str) -> JSONResponse:
+        """The HTTP response at a path."""
+        return JSONResponse(self.body_for(path), self.status_code, dict(self.headers or {}))
 
 
 class ClientGone(Exception):

@@ -8,6 +8,9 @@ from typing import Any
 Event = dict[str, Any] | bytes
 """A JSON object, or the bytes of an event."""
 
+DONE = b"data: [DONE]\n\n"
+"""The end of a stream of chat or completion chunks."""
+
 # clients may split a stream at these line ends, as Python's splitlines does
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
@@ -21,6 +24,11 @@ def line(event: Event) -> bytes:
         return event
     text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text.translate(_LINE_ENDS)}\n\n".encode("utf-8", "replace")
+
+
+def named(event: dict[str, Any]) -> bytes:
+    """The bytes of an event whose name is its type."""
+    return b"event: " + str(event["type"]).encode() + b"\n" + line(event)
 
 
 class Frame:

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from looseleaf.server.errors import ApiError, ClientGone, fault
+from looseleaf.server.errors import ApiError, ClientGone, fault, is_messages_path
 from looseleaf.server.keys import OPEN_CALLER, Caller, is_loopback
 from looseleaf.server.service import Service
 
@@ -24,6 +24,8 @@ OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"
 
 OPERATOR_PATHS = ("/metrics", "/v1/holdings")
 """Paths for the operator's key; they cover all tenants."""
+
+_IDS, _MESSAGES_IDS = (b"x-request-id",), (b"x-request-id", b"request-id")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHOWN_ID = re.compile(r"[!-~]{1,256}")
@@ -41,7 +43,8 @@ LINGER_SECONDS, LINGER_BYTES = 10.0, 2**26
 class _Exchange:
     """One request and its response; ``is_last`` says whether to close the connection after it.
 
-    ``request_id`` is unique. ``shown_id`` is the client's own id, if it gave one."""
+    ``request_id`` is unique. ``shown_id`` is the client's own id, if it gave one; the response has
+    it as ``id_headers``."""
 
     request_id: str
     shown_id: str
@@ -49,6 +52,7 @@ class _Exchange:
     send: Send
     max_body: int
     is_last: Callable[[], bool]
+    id_headers: Sequence[bytes]
     status: int = 0
     size: int = 0
     complete: bool = False
@@ -95,7 +99,7 @@ class _Exchange:
             self.status = message["status"]
             headers = [
                 *message.get("headers", ()),
-                (b"x-request-id", self.shown_id.encode()),
+                *((name, self.shown_id.encode()) for name in self.id_headers),
                 (b"x-content-type-options", b"nosniff"),
             ]
             if self.is_last():
@@ -156,7 +160,13 @@ class Gate:
         service = self._service
         request_id, shown_id = _request_ids(headers)
         exchange = _Exchange(
-            request_id, shown_id, receive, send, self._max_body, lambda: service.draining
+            request_id,
+            shown_id,
+            receive,
+            send,
+            self._max_body,
+            lambda: service.draining,
+            _MESSAGES_IDS if is_messages_path(scope["path"]) else _IDS,
         )
         facts: dict[str, Any] = {}
         start = time.perf_counter()
@@ -222,7 +232,7 @@ class Gate:
         config = self._service.config
         if _needs_no_key(path) or (path == "/metrics" and config.open_metrics):
             return OPEN_CALLER
-        caller = self._service.keys.find(headers.get("authorization"))
+        caller = self._service.keys.find(headers.get("authorization"), headers.get("x-api-key"))
         if path in OPERATOR_PATHS and caller.tenant not in ("", config.operator):
             raise ApiError(
                 403,
@@ -261,7 +271,7 @@ class Gate:
         if exchange.status:
             # a response that has begun can only be aborted
             raise error
-        response = error.response()
+        response = error.response(scope["path"])
         if exchange.complete:
             await response(scope, exchange.receive, exchange.write)
             return

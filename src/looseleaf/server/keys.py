@@ -57,10 +57,14 @@ class KeyRing:
     def tenants(self) -> frozenset[str]:
         return frozenset(caller.tenant for caller in self._callers.values())
 
-    def find(self, header: str | None) -> Caller:
-        """The caller of an ``Authorization`` header. Raises ApiError (401)."""
+    def find(self, header: str | None, api_key: str | None = None) -> Caller:
+        """The caller of an ``Authorization`` header, or else of an ``X-Api-Key`` header.
+
+        Raises ApiError (401)."""
         if self.is_open:
             return OPEN_CALLER
+        if header is None and api_key is not None:
+            header = f"Bearer {api_key}"
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("send an API key in the header Authorization: Bearer KEY")

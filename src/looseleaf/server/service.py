@@ -41,6 +41,7 @@ from looseleaf.server.names import REFERENCE_NAME as REFERENCE_NAME
 from looseleaf.server.names import base_name
 from looseleaf.server.prompts import PromptMaker, choose_template, longest_token
 from looseleaf.server.records import Records
+from looseleaf.server.response_store import LocalStore, ResponseStore, ResponseTable
 from looseleaf.server.scan import most_values
 from looseleaf.server.seen_texts import SeenTexts
 from looseleaf.server.tracing import Tracer, make_tracer
@@ -96,6 +97,7 @@ class Service:
     longest_token: int
     fingerprint: str
     seen_texts: SeenTexts
+    responses: ResponseStore
     discovery: Discovery | None = None
     advice: Mapping[str, Any] = field(default_factory=dict)
     restores: bool = True
@@ -349,6 +351,7 @@ class Frontend:
             longest_token=longest_token(llm.tokenizer),
             fingerprint=f"looseleaf-{__version__}",
             seen_texts=SeenTexts(on_hit=metrics.seen_texts.inc),
+            responses=LocalStore(ResponseTable.of(config)),
             discovery=Discovery(Cutter.of(llm.tokenizer)) if discovers else None,
             advice=self.advice,
         )

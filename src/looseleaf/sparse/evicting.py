@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.config import QueryScaling
 from looseleaf.kv.pool import PagePool
 from looseleaf.ops.rotate import rotate
+from looseleaf.rope import position_scales
 from looseleaf.types import Rotation, ScoreRule
 
 # rows whose weights are in memory together, for all heads and keys
@@ -86,6 +88,7 @@ class Eviction:
     rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     num_evicted: int = 0
+    query_scaling: QueryScaling | None = None
     _scores: dict[int, Tensor] = field(default_factory=dict)
     _queries: dict[int, Tensor] = field(default_factory=dict)
     _pending: dict[int, Tensor] = field(default_factory=dict)
@@ -155,15 +158,22 @@ class Eviction:
         positions: Int[Tensor, " rows"],
         ahead: Int[Tensor, " rows"],
     ) -> Float[Tensor, "rows kv_heads group keys"]:
-        """The softmax of rows that see all keys except the ``ahead`` last ones."""
-        rule = self.rules[layer]
-        rotated = rotate(q.float(), positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
+        """The weights of rows that see all keys except the ``ahead`` last ones."""
+        rule, q = self.rules[layer], q.float()
+        if self.query_scaling is not None:
+            q = q * position_scales(self.query_scaling, positions)[:, None, None]
+        rotated = rotate(q, positions, self.rotations[layer]).unflatten(1, (len(keys), -1))
         scores = torch.einsum("rhgd,hnd->rhgn", rotated, keys) * rule.softmax_scale
         if rule.soft_cap:
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
         last = keys.shape[1] - ahead
         hidden = torch.arange(keys.shape[1], device=q.device) >= last[:, None]
-        return scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+        weights = scores.softmax(-1)
+        if rule.sinks is not None:
+            sinks = rule.sinks.view(len(keys), -1)
+            weights = weights * torch.sigmoid(scores.logsumexp(-1) - sinks)[..., None]
+        return weights
 
 
 def best(

@@ -22,7 +22,7 @@ from looseleaf_lab.errors import BenchmarkRefused
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("shape", ["tiny", "tiny-experts"])
+@pytest.mark.parametrize("shape", ["tiny", "tiny-sinks"])
 def test_every_line_is_measured_beside_its_floor(shape: str) -> None:
     rows = list(measure(shape, ServingSizes.of_shape(shape), CPU))
     assert len(rows) == 7 + 1 + 2

@@ -2,6 +2,8 @@
 
 For speed only: the answers of a random model are meaningless."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from looseleaf.config import (
     ExpertConfig,
     LatentConfig,
     ModelConfig,
+    Quantization,
     Quantize,
     RopeConfig,
 )
@@ -31,6 +34,7 @@ from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
@@ -71,6 +75,32 @@ MODEL_SHAPES = {
         torch_dtype="bfloat16",
         experts=ExpertConfig(num_experts=128, top_k=8, intermediate_size=768),
     ),
+    "gpt-oss-20b": ModelConfig(
+        family="gpt_oss",
+        vocab_size=201_088,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_layers=24,
+        num_qo_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        rope=RopeConfig(
+            **{"head_dim": 64, "rotary_dim": 64, "theta": 150_000.0, "law": "yarn", "factor": 32.0},
+            truncate=False,
+            max_position_embeddings=131_072,
+            original_max_position_embeddings=4096,
+        ),
+        max_position_embeddings=131_072,
+        norm_eps=1e-5,
+        activation="swigluoai",
+        qkv_bias=True,
+        output_bias=True,
+        sinks=True,
+        windows=(128, 0) * 12,
+        torch_dtype="bfloat16",
+        quantization=Quantization("mxfp4"),
+        experts=ExpertConfig(32, 4, 2880, router_bias=True, expert_bias=True),
+    ),
     "smollm2-135m": ModelConfig(
         family="llama",
         vocab_size=49_152,
@@ -86,7 +116,6 @@ MODEL_SHAPES = {
         tie_word_embeddings=True,
         torch_dtype="bfloat16",
     ),
-    # with dense layers only
     "deepseek-v2-lite": ModelConfig(
         family="deepseek_v2",
         vocab_size=102_400,
@@ -110,6 +139,15 @@ MODEL_SHAPES = {
         max_position_embeddings=163_840,
         softmax_scale=0.114721386,
         torch_dtype="bfloat16",
+        experts=ExpertConfig(
+            num_experts=64,
+            top_k=6,
+            intermediate_size=1408,
+            normalized=False,
+            group_scores=1,
+            num_shared=2,
+            dense_layers=(0,),
+        ),
         latent=LatentConfig(rank=512, nope_dim=128, rope_dim=64, value_dim=128),
     ),
     "tiny-latent": ModelConfig(
@@ -152,6 +190,25 @@ MODEL_SHAPES = {
         max_position_embeddings=4096,
         qk_norm=True,
         experts=ExpertConfig(num_experts=8, top_k=2, intermediate_size=32, dense_layers=(0,)),
+    ),
+    "tiny-sinks": ModelConfig(
+        family="gpt_oss",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=32,
+        num_layers=2,
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope=RopeConfig(head_dim=16, rotary_dim=16),
+        max_position_embeddings=4096,
+        activation="swigluoai",
+        qkv_bias=True,
+        output_bias=True,
+        sinks=True,
+        windows=(128, 0),
+        quantization=Quantization("mxfp4"),
+        experts=ExpertConfig(8, 2, 32, router_bias=True, expert_bias=True),
     ),
     "tiny": ModelConfig(
         family="llama",
@@ -205,6 +262,47 @@ def random_engine(
     return make_engine(loaded, config)
 
 
+def random_mxfp4(
+    rows: int, columns: int, device: torch.device, generator: torch.Generator
+) -> Mxfp4Matrix:
+    """Any codes, with values of about ``columns ** -0.5``."""
+    size, options = (rows, columns // 2), {"dtype": torch.uint8, "device": device}
+    codes = torch.randint(0, 256, size, generator=generator, **options)  # type: ignore[call-overload]
+    # the mean square of the 16 floats is about 2 ** 3
+    power = 127 - round(math.log2(columns) / 2 + 1.5)
+    return Mxfp4Matrix(codes, torch.full((rows, columns // 32), power, **options))  # type: ignore[call-overload]
+
+
+def fused_features(model: ModelConfig) -> int:
+    """Features of a layer's first projection."""
+    shape = model.latent
+    if shape is None:
+        return (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
+    return (shape.query_rank or model.num_qo_heads * shape.query_dim) + shape.key_dim
+
+
+def random_latent(
+    model: ModelConfig,
+    random_weight: Callable[[int, int], Tensor],
+    norm: Callable[[int], Norm],
+    projection: Callable[[int, int], Projection],
+) -> LatentWeights | None:
+    """The maps of latent attention from weights of these kinds; None without such attention."""
+    shape, heads = model.latent, model.num_qo_heads
+    if shape is None:
+        return None
+    key_up = random_weight(heads * shape.nope_dim, shape.rank)
+    value_up = random_weight(heads * shape.value_dim, shape.rank)
+    rank, query_size = shape.query_rank, heads * shape.query_dim
+    return LatentWeights(
+        norm(shape.rank),
+        key_up.view(heads, -1, shape.rank),
+        value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
+        norm(rank) if rank else None,
+        projection(query_size, rank) if rank else None,
+    )
+
+
 def random_weights(
     model: ModelConfig,
     dtype: torch.dtype,
@@ -212,16 +310,14 @@ def random_weights(
     blocks: str | None = None,
     quantize: Quantize | None = None,
 ) -> DecoderWeights:
-    """Normal weights with outputs of order 1; norms have weight 1. No biases.
+    """Normal weights with outputs of order 1; norms have weight 1, biases and sinks are 0.
 
-    With ``blocks``, all matrices are quantized in that GGUF format, activations are ``dtype``.
-    With ``quantize``, matrices of layers are narrowed to these codes."""
+    Experts of a model in MXFP4 are in that format: on a GPU in the checkpoint's bytes, on a CPU in
+    blocks. With ``blocks``, all matrices are quantized in that GGUF format, and activations are
+    ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, law = model.hidden_size, model.experts
-    features = (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
-    if model.latent is not None:
-        queries = model.latent.query_rank or model.num_qo_heads * model.latent.query_dim
-        features = queries + model.latent.key_dim
+    features = fused_features(model)
 
     def random_weight(rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -235,20 +331,24 @@ def random_weights(
         ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
 
-    def latent() -> LatentWeights | None:
-        shape, heads = model.latent, model.num_qo_heads
-        if shape is None:
-            return None
-        key_up = random_weight(heads * shape.nope_dim, shape.rank)
-        value_up = random_weight(heads * shape.value_dim, shape.rank)
-        rank, query_size = shape.query_rank, heads * shape.query_dim
-        return LatentWeights(
-            norm(shape.rank),
-            key_up.view(heads, -1, shape.rank),
-            value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
-            norm(rank) if rank else None,
-            projection(query_size, rank) if rank else None,
-        )
+    def zeros(
+        size: int, exists: bool, like: Tensor | QuantizedWeight | None = None
+    ) -> Tensor | None:
+        # sinks, and biases of quantized products, are fp32
+        wide = like is None or isinstance(like, QuantizedWeight)
+        kind = torch.float32 if wide else dtype
+        return torch.zeros(size, dtype=kind, device=device) if exists else None
+
+    def experts(rows: int, columns: int, bias: bool) -> Projection:
+        if model.quantization is None or model.quantization.method != "mxfp4":
+            plain = projection(rows, columns, packs=False)
+        elif device.type == "cuda":
+            matrix = random_mxfp4(rows, columns, device, generator)
+            plain = Projection(QuantizedWeight([matrix], dtype))
+        else:
+            matrices = [normal_blocks("MXFP4", rows, columns)]
+            plain = Projection(QuantizedWeight.create(matrices, dtype))
+        return plain._replace(bias=zeros(rows, bias, plain.weight))
 
     def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
@@ -265,23 +365,28 @@ def random_weights(
             return {"gate_up": projection(2 * inner, hidden), "down": projection(hidden, inner)}
         count, inner = law.num_stored, law.intermediate_size
         router = random_weight(law.num_experts, hidden)
+        weight = padded_router(router) if router.is_cuda else router.float()
         return {
-            "gate_up": projection(count * 2 * inner, hidden, packs=False),
-            "down": projection(count * hidden, inner, packs=False),
-            "router": Router(padded_router(router) if router.is_cuda else router.float()),
+            "gate_up": experts(count * 2 * inner, hidden, law.expert_bias),
+            "down": experts(count * hidden, inner, law.expert_bias),
+            "router": Router(weight, zeros(law.num_experts, law.router_bias)),
         }
+
+    def biased(plain: Projection, rows: int, has_bias: bool) -> Projection:
+        return plain._replace(bias=zeros(rows, has_bias, plain.weight))
 
     head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
-            qkv=projection(features, hidden),
-            output=projection(hidden, model.output_dim),
+            qkv=biased(projection(features, hidden), features, model.qkv_bias),
+            output=biased(projection(hidden, model.output_dim), hidden, model.output_bias),
             mlp_norm=norm(),
             **mlp(layer),
             q_norm=head_norm,
             k_norm=head_norm,
-            latent=latent(),
+            sinks=zeros(model.num_qo_heads, model.sinks),
+            latent=random_latent(model, random_weight, norm, projection),
         )
         for layer in range(model.num_layers)
     )

@@ -152,11 +152,14 @@ class Definition:
         v: Tensor,
         positions: tuple[Tensor, Tensor],
         shift: int = 0,
+        *,
+        final: bool = True,
     ) -> AttnState:
         """Softmax attention of ``q`` over the keys at or before its position, in ``q``'s dtype.
 
-        Keys are rotated to their true positions; softmax is at least fp32. Returns the output and
-        its log-sum-exp ``[rows, heads]``; rows without keys give ``(0, -inf)``."""
+        Keys are rotated to their true positions; softmax is at least fp32. A
+        ``final`` state has the layer's sinks. Returns the output and its log-sum-exp ``[rows,
+        heads]``; rows without keys and sinks give ``(0, -inf)``."""
         row_positions, key_positions = positions
         group = self.shape.num_qo_heads // self.shape.num_kv_heads
         rotated = self._stored(self._rotate(layer, k, key_positions + shift)).repeat_interleave(
@@ -169,6 +172,8 @@ class Definition:
             self.shape.soft_cap,
         )
         out, lse = [], []
+        sinks = self.weights.layers[layer].sinks if final else None
+        q = self._scaled(q, row_positions)
         for block_positions, block in zip(row_positions.split(_ROWS), q.split(_ROWS), strict=True):
             scores = torch.einsum(
                 "qhd,khd->hqk", self._rotate(layer, block, block_positions + shift), rotated
@@ -179,10 +184,22 @@ class Definition:
             distance = block_positions[:, None] - key_positions
             visible = (distance >= 0) & (distance < window) if window else distance >= 0
             scores = scores.masked_fill(~visible, -torch.inf)
+            if sinks is not None:
+                # one more key, whose value is 0
+                column = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+                scores = torch.cat([scores, column], -1)
             lse.append(scores.logsumexp(-1).T)
-            weights = scores.softmax(-1).nan_to_num(0.0).to(q.dtype)
+            weights = scores.softmax(-1).nan_to_num(0.0).to(q.dtype)[..., : len(values)]
             out.append(torch.einsum("hqk,khd->qhd", weights, values))
         return AttnState(torch.cat(out), torch.cat(lse))
+
+    def _scaled(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Queries times their factors by position."""
+        scaling = self.shape.query_scaling
+        if scaling is None:
+            return q
+        periods = (positions // scaling.period).to(_softmax_dtype(q.dtype))
+        return q * (1 + scaling.beta * (1 + periods).log()).to(q.dtype)[:, None, None]
 
     def _embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         # the model rounds the multiplier to its own dtype, also where a pass is wider
@@ -253,7 +270,12 @@ class Definition:
 
     def _gated(self, normed: Tensor, gate_up: Projection, down: Projection) -> Tensor:
         inner = _project(normed, gate_up)
-        if self.shape.gated_mlp:
+        if self.shape.activation == "swigluoai":
+            limit = self.shape.swiglu_limit
+            gate, up = inner.chunk(2, -1)
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            inner = gate * (self.shape.swiglu_alpha * gate).sigmoid() * (up + 1)
+        elif self.shape.gated_mlp:
             gate, up = inner.chunk(2, -1)
             inner = _activate(gate, self.shape) * up
         else:

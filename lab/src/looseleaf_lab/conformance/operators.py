@@ -19,6 +19,7 @@ from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.attention.select.policy import PagePolicy, SelectingRow
 from looseleaf.config import Select, SelectPolicy
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.rope import query_scale
 from looseleaf.sparse import make_policy
@@ -327,6 +328,7 @@ def _variant(
         implementation=attention.implementation,
         costs=attention.costs,
         row_dtype=attention.row_dtype,
+        query_scaling=attention.query_scaling,
     )
 
 
@@ -352,7 +354,12 @@ def _merged(stage: Stage) -> list[Comparison]:
                 )
                 states.append(
                     definition.state(
-                        layer, q[row : row + 1], k[keys], v[keys], (query_position, key_positions)
+                        layer,
+                        q[row : row + 1],
+                        k[keys],
+                        v[keys],
+                        (query_position, key_positions),
+                        final=False,
                     )
                 )
             indptr.append(len(states))
@@ -362,8 +369,11 @@ def _merged(stage: Stage) -> list[Comparison]:
             )
         joined = AttnState(torch.cat([s.out for s in states]), torch.cat([s.lse for s in states]))
         rows = torch.tensor(indptr, dtype=torch.int32, device=device)
-        merged = merge_states(joined, rows).out
-        comparisons.append(stage.compare(f"layer {layer}", merged, whole, torch.float32))
+        merged = merge_states(joined, rows)
+        sinks = stage.attention.rules[layer].sinks
+        if sinks is not None:
+            add_sinks(merged, sinks)
+        comparisons.append(stage.compare(f"layer {layer}", merged.out, whole, torch.float32))
     return comparisons
 
 

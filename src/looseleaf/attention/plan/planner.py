@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from looseleaf.attention.plan.chunks import (
     PrefillChunk,
@@ -73,6 +74,16 @@ class AttentionPlan:
     num_work_rows: int
     work: WorkList | None
     spans: SpanList | None
+
+    @property
+    def row_positions(self) -> Tensor:
+        """The position of every row in its sequence, on the device of the lists."""
+        lists = []
+        if self.work is not None:
+            lists.append(self.work.row_positions[: self.num_work_rows])
+        if self.spans is not None:
+            lists.append(self.spans.row_positions)
+        return lists[0] if len(lists) == 1 else torch.cat(lists)
 
 
 @dataclass

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from looseleaf.attention.query_scales import scaled, scales_of
 from looseleaf.config import IndexConfig, ModelConfig
 from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.index.host.attend import attend_segment, merge_all
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.models import Decoder
+from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.rotate import rotate
-from looseleaf.types import Rotation, ScoreRule
+from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # kinds of index that learn from the document's own queries, or are chosen by them
 LEARNING = ("graph", "auto")
@@ -79,6 +81,7 @@ class HostedPass:
         job: HostingJob,
     ) -> None:
         self.job, self.rotations, self.rules = job, rotations, rules
+        self._scaling = shape.query_scaling
         self.context: list[Tensor] = []
         self.context_done = not job.context
         self.places, self.first = torch.arange(0), 0
@@ -110,10 +113,13 @@ class HostedPass:
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
+            q = self._scaled(q, at)
             self.context.append(self._planes(rotate(k, at, rotation), v))
             turned_q = rotate(q.float(), at, rotation)
             seen = self.context[layer]
-            return attend_segment(turned_q, seen, rule, causal=True, of_prompt=True).out.to(dtype)
+            state = attend_segment(turned_q, seen, rule, causal=True, of_prompt=True)
+            return _completed(state, rule).to(dtype)
+        q = self._scaled(q, self.places + len(self.job.context))
         kv, first, stop = self.job.segment.kv[layer], self.first, self.first + len(q)
         own = self._planes(rotate(k, self.places, rotation), v)
         kv[:, :, first:stop] = own
@@ -126,7 +132,10 @@ class HostedPass:
         if self.context:
             behind = rotate(q.float(), self.places + len(self.job.context), rotation)
             states.append(attend_segment(behind, self.context[layer], rule, of_prompt=True))
-        return merge_all(states).out.to(dtype)
+        return _completed(merge_all(states), rule).to(dtype)
+
+    def _scaled(self, q: Tensor, positions: Tensor) -> Tensor:
+        return scaled(q, scales_of(self._scaling, positions, q.dtype))
 
     def _planes(self, k: Tensor, v: Tensor) -> Tensor:
         """Keys and values as the segment stores them, ``[planes, kv_heads, rows, head_dim]``."""
@@ -138,6 +147,11 @@ class HostedPass:
         rows = self.sampled[lower:upper] - first
         kept = q[rows.to(q.device)].transpose(0, 1)
         self.job.segment.queries_of[layer][:, lower:upper] = kept
+
+
+def _completed(state: AttnState, rule: ScoreRule) -> Tensor:
+    """The output of rows that have read all of their keys."""
+    return state.out if rule.sinks is None else add_sinks(state, rule.sinks).out
 
 
 def _sampled(job: HostingJob, group: int) -> Tensor:

@@ -101,5 +101,8 @@ class Evictions:
             return None
         # its pages change, so they can't be a shared prefix
         sequence.tail.fused = sequence.chooses = True
-        eviction = Eviction(evictor, self.attention.rotations, self.attention.rules)
+        attention = self.attention
+        eviction = Eviction(
+            evictor, attention.rotations, attention.rules, query_scaling=attention.query_scaling
+        )
         return EvictedKeys(eviction, self.attention.pool)

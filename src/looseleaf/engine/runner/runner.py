@@ -22,7 +22,7 @@ from looseleaf.attention.plan.probe import DeviceProbe
 from looseleaf.blend.fusion import Fusion
 from looseleaf.blend.scoring_graphs import ScoringGraphs
 from looseleaf.blend.token_scoring import TokenScoring
-from looseleaf.config import CacheConfig, EngineConfig, ModelConfig
+from looseleaf.config import CacheConfig, EngineConfig
 from looseleaf.engine.runner.microbatches import (
     join_reads,
     logit_rows,
@@ -104,13 +104,14 @@ class Runner:
         attention = PagedAttention(
             pool=pool,
             rotations=layer_rotations(shape, max_model_len, model.device),
-            rules=_score_rules(shape),
+            rules=_score_rules(model),
             num_qo_heads=shape.num_qo_heads,
             grouping=config.scheduler.grouping,
             batch_invariant=config.scheduler.batch_invariant,
             implementation=implementation,
             costs=costs,
             row_dtype=model.dtype,
+            query_scaling=shape.query_scaling,
         )
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
@@ -356,14 +357,16 @@ def _measured_costs(model: Decoder, config: EngineConfig, on_launch: OnLaunch) -
     return costs_of(model.device, layout, make_probe=DeviceProbe, on_launch=on_launch).model
 
 
-def _score_rules(shape: ModelConfig) -> tuple[ScoreRule, ...]:
+def _score_rules(model: Decoder) -> tuple[ScoreRule, ...]:
+    shape = model.config
     return tuple(
         ScoreRule(
-            softmax_scale(shape, layer),
+            softmax_scale(shape, index),
             soft_cap=shape.soft_cap,
-            window=shape.window(layer),
+            window=shape.window(index),
+            sinks=layer.sinks,
         )
-        for layer in range(shape.num_layers)
+        for index, layer in enumerate(model.weights.layers)
     )
 
 

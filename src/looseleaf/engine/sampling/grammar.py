@@ -4,90 +4,39 @@ The library gets each token's bytes from the detokenizer, so masks agree with th
 Sampling and the end of an output are not the library's part.
 """
 
+import json
 import math
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Bool
-from torch import Tensor
-
 from looseleaf.engine.json_schema.support import library_schema
-from looseleaf.errors import InvalidRequest, install
+from looseleaf.engine.sampling.call_blocks import CallBlock
+from looseleaf.engine.sampling.grammar_state import CompiledGrammar, GrammarState, short_reason
+from looseleaf.engine.sampling.triggered import TriggeredGrammar, TriggeredState
+from looseleaf.errors import InvalidRequest, LimitExceeded, install
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import Limits, Sandbox
-from looseleaf.sandbox.grammars import first_line, greedy_encoder, make_matcher
+from looseleaf.sandbox.grammars import greedy_encoder, make_matcher
 
 _CACHE_SIZE = 64
 _LIMITS = Limits(seconds=2.0, mib=1024)
 # lower priority than other work of the machine
 _NICE = 10
-_MAX_REASON = 200
 # JSON allows any number of blanks, and a small model may write them for ever: so a space or an
 # indented line break at most
 _BLANKS = r"( |\n[ \t]{0,32})?"
 # without \uXXXX, in which a free key could repeat a declared name with any value
 _ESCAPES = 'nrbtf\\"'
+_JSON_OPTIONS = {"whitespace_pattern": _BLANKS, "json_allowed_escapes": _ESCAPES}
 
 
-class GrammarState:
-    """The position of an output in its grammar."""
-
-    def __init__(self, matcher: Any, vocab_size: int, origin: "CompiledGrammar") -> None:
-        self._matcher = matcher
-        self._origin = origin
-        self._mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
-        self._vocab_size = vocab_size
-
-    @property
-    def accepting(self) -> bool:
-        """Whether the text may end."""
-        return bool(self._matcher.is_accepting())
-
-    @property
-    def complete(self) -> bool:
-        """Whether the text must end."""
-        return bool(self._matcher.is_stopped())
-
-    def allowed(self) -> Bool[Tensor, "vocab"]:
-        """The mask of the tokens that may follow, with end tokens if the text may end.
-
-        Raises InvalidRequest if the grammar exceeds the library's limits."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._check()
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little", count=self._vocab_size)
-        return torch.from_numpy(bits.view(np.bool_))
-
-    def push(self, token_id: int) -> None:
-        """Append a token. Raises InvalidRequest if the grammar does not allow it."""
-        self._matcher.consume_token(token_id)
-        self._check()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            # all outputs of a compiled grammar share the library's limits
-            self._origin.is_spent = True
-            raise InvalidRequest(
-                f"the output can't go on as its grammar asks ({_reason(self._matcher)}): "
-                "simplify the grammar, or check that logit_bias leaves it a token"
-            )
-
-
-class CompiledGrammar:
-    """A grammar over a vocabulary. ``is_spent`` is set once an output exceeds a limit."""
-
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
-        self.is_spent = False
-
-    def start(self) -> GrammarState:
-        """The state at the beginning of an output."""
-        return GrammarState(self._matcher.deep_copy(), self._vocab_size, self)
+Compiled = CompiledGrammar | TriggeredGrammar
+"""A grammar that holds from the begin of an output, or from a trigger on."""
 
 
 class GrammarCompiler:
@@ -102,8 +51,8 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self._ends = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)
         self._lock = threading.Lock()
-        self._latest: OrderedDict[tuple[Grammar, str], CompiledGrammar] = OrderedDict()
-        self._in_use: weakref.WeakValueDictionary[tuple[Grammar, str], CompiledGrammar]
+        self._latest: OrderedDict[tuple[Grammar, str], Compiled] = OrderedDict()
+        self._in_use: weakref.WeakValueDictionary[tuple[Grammar, str], Compiled]
         self._in_use = weakref.WeakValueDictionary()
         self.sandbox = Sandbox(
             "grammars",
@@ -114,7 +63,7 @@ class GrammarCompiler:
             nice=_NICE,
         )
 
-    def find(self, grammar: Grammar, salt: str) -> CompiledGrammar | None:
+    def find(self, grammar: Grammar, salt: str) -> Compiled | None:
         """The compiled ``grammar`` from the cache, else None."""
         key = grammar, salt
         with self._lock:
@@ -125,7 +74,7 @@ class GrammarCompiler:
             self._latest.move_to_end(key)
             return compiled
 
-    def compile(self, grammar: Grammar, salt: str, due: float = math.inf) -> CompiledGrammar:
+    def compile(self, grammar: Grammar, salt: str, due: float = math.inf) -> Compiled:
         """``grammar`` from the cache, or compiled now; it stays cached while a reference exists.
 
         ``due`` is the deadline in monotonic seconds. Raises InvalidRequest for a malformed or
@@ -141,7 +90,7 @@ class GrammarCompiler:
                 self._latest.popitem(last=False)
         return compiled
 
-    def start(self, grammar: Grammar, salt: str) -> GrammarState:
+    def start(self, grammar: Grammar, salt: str) -> GrammarState | TriggeredState:
         """The state at the beginning of an output; compiles only if ``grammar`` is not in use.
 
         Raises as `compile`."""
@@ -149,9 +98,16 @@ class GrammarCompiler:
             compiled = self._in_use.get((grammar, salt))
         return (compiled or self.compile(grammar, salt)).start()
 
-    def _compile(self, grammar: Grammar, due: float) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar, due: float) -> Compiled:
+        if grammar.kind == "calls":
+            return self._compile_calls(grammar, due)
+        return self._compile_source(grammar, lambda: _source(grammar), due)
+
+    def _compile_source(
+        self, grammar: Grammar, make_source: Callable[[], str], due: float
+    ) -> CompiledGrammar:
         try:
-            source = _source(grammar)
+            source = make_source()
         except InvalidRequest:
             raise
         except ValueError as error:
@@ -159,10 +115,10 @@ class GrammarCompiler:
         if grammar.kind != "json_object":
             library_error = self.sandbox.call(source, _LIMITS, due)
             if library_error:
-                raise _not_followed(grammar, library_error)
+                raise _not_followed(grammar, short_reason(library_error))
         matcher = make_matcher(self._vocabulary, source)
         if matcher.is_error():
-            raise _not_followed(grammar, first_line(matcher.get_error()))
+            raise _not_followed(grammar, short_reason(matcher.get_error()))
         compiled = CompiledGrammar(matcher, self.vocab_size)
         # the library detects oversized and empty grammars only at the first step
         first = compiled.start().allowed()
@@ -170,6 +126,53 @@ class GrammarCompiler:
         if not first.any():
             raise InvalidRequest(f"the {_name(grammar)} allows no text: let it allow some")
         return compiled
+
+    def _compile_calls(self, grammar: Grammar, due: float) -> Compiled:
+        """A block of calls, with any object for inexact schemas that can't be followed."""
+        try:
+            block = CallBlock.read(grammar.source)
+            token = block.opens_with_token(self._added)
+        except ValueError as error:
+            raise InvalidRequest(f"the {_name(grammar)} can't be read: {error}") from error
+        try:
+            compiled = self._compile_block(grammar, block, due)
+        except (InvalidRequest, LimitExceeded):
+            if all(item.exact for item in block.schemas()):
+                raise
+            relaxed = block.relaxed(lambda schema: self._follows(schema, due))
+            compiled = self._compile_block(grammar, relaxed, due)
+        if not block.trigger:
+            return compiled
+        trigger = block.trigger.encode()
+        return TriggeredGrammar(compiled, self._words.tokens, trigger, token, block.anchored)
+
+    def _compile_block(self, grammar: Grammar, block: CallBlock, due: float) -> CompiledGrammar:
+        def source() -> str:
+            rest = block.without_trigger() if block.trigger else block
+            lark = rest.lark(self._added, _inline_schema)
+            return str(_library().LLMatcher.grammar_from_lark(lark))
+
+        return self._compile_source(grammar, source, due)
+
+    def _follows(self, schema: str, due: float) -> bool:
+        """Whether outputs can follow a schema of arguments."""
+        try:
+            self._compile_source(
+                (grammar := Grammar("json_schema", schema, strict=True)),
+                lambda: _source(grammar),
+                due,
+            )
+        except (InvalidRequest, LimitExceeded):
+            return False
+        return True
+
+    @cached_property
+    def _added(self) -> dict[str, int]:
+        """The added tokens of texts by their written form; ends of texts are not among them.
+
+        A text in the library's grammar would become other tokens than these."""
+        ids = self._tokenizer.added_token_ids
+        return {w: i for w, i in ids.items() if i < self.vocab_size and i not in self._ends}
 
     @cached_property
     def _vocabulary(self) -> Any:
@@ -242,23 +245,20 @@ def _source(grammar: Grammar) -> str:
         source = matcher.grammar_from_lark(grammar.source)
     else:
         schema = grammar.source if grammar.kind == "json_schema" else '{"type": "object"}'
-        options = {"whitespace_pattern": _BLANKS, "json_allowed_escapes": _ESCAPES}
         supported = library_schema(schema, grammar.strict)
-        source = matcher.grammar_from_json_schema(supported, overrides=options)
+        source = matcher.grammar_from_json_schema(supported, overrides=_JSON_OPTIONS)
     return str(source)
 
 
-def _reason(matcher: Any) -> str:
-    return _cut(first_line(matcher.get_error()))
-
-
-def _cut(first: str) -> str:
-    return first if len(first) <= _MAX_REASON else first[:_MAX_REASON] + "…"
+def _inline_schema(schema: str) -> str:
+    """A closed schema with the library's options, as it stands inside of a larger grammar."""
+    return json.dumps({**json.loads(library_schema(schema, True)), "x-guidance": _JSON_OPTIONS})
 
 
 def _name(grammar: Grammar) -> str:
-    return {"regex": "regular expression", "lark": "grammar"}.get(grammar.kind, "JSON schema")
+    names = {"regex": "regular expression", "lark": "grammar", "calls": "schema of the tools"}
+    return names.get(grammar.kind, "JSON schema")
 
 
 def _not_followed(grammar: Grammar, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"the {_name(grammar)} can't be followed: {_cut(reason)}")
+    return InvalidRequest(f"the {_name(grammar)} can't be followed: {reason}")

@@ -134,7 +134,9 @@ def _adjusted(
     for i in batch.penalized:
         adjusted[i] = batch.states[i].penalized(adjusted[i])
     for i in batch.constrained:
-        adjusted[i].masked_fill_(~batch.states[i].allowed().to(adjusted.device), -torch.inf)
+        allowed = batch.states[i].allowed()
+        if allowed is not None:
+            adjusted[i].masked_fill_(~allowed.to(adjusted.device), -torch.inf)
     return adjusted
 
 

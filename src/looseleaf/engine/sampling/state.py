@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from looseleaf.engine.sampling.grammar import GrammarState
+from looseleaf.engine.sampling.grammar_state import GrammarState
+from looseleaf.engine.sampling.triggered import TriggeredState
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import SamplingParams
 
@@ -76,7 +77,7 @@ class SamplingState:
         child: int = 0,
         seed: int = 0,
         output_token_ids: Sequence[int] = (),
-        grammar: GrammarState | None = None,
+        grammar: GrammarState | TriggeredState | None = None,
     ) -> None:
         """``child`` is the index of the output among the ``n`` of its request.
 
@@ -114,11 +115,13 @@ class SamplingState:
         """End tokens while the output is shorter than ``min_tokens``, else none."""
         return self._ends if self.num_output_tokens < self.params.min_tokens else ()
 
-    def allowed(self) -> Bool[Tensor, "vocab"]:
-        """The tokens that the grammar allows next, with all end tokens if the text may end."""
+    def allowed(self) -> Bool[Tensor, "vocab"] | None:
+        """The tokens that the grammar allows next, with all end tokens if the text may end.
+
+        None for all tokens."""
         assert self.grammar is not None, "only a constrained output has allowed tokens"
         allowed = self.grammar.allowed()
-        if self.grammar.accepting:
+        if allowed is not None and self.grammar.accepting:
             allowed[list(self._ends)] = True
         return allowed
 

@@ -170,7 +170,7 @@ class LoadingController:
     def _encoding_seconds(self, uses: Rows[DocumentUse]) -> float | None:
         """The compute time of documents, each encoded separately."""
         rows = sum(use.num_tokens for use in uses)
-        each = [(use.num_tokens, use.num_tokens + use.part.context_length) for use in uses]
+        each = [(use.num_tokens, use.num_tokens + use.encoded_at) for use in uses]
         return self.compute_time.predict(rows, count_pairs(each))
 
     def _ahead_seconds(self, sequence: Sequence, coming: Container[SegmentKey]) -> float | None:
@@ -179,7 +179,7 @@ class LoadingController:
         each = [] if lead is None else [_left_of(lead)]
         for use in sequence.owned:
             if use.key not in coming:
-                each.append((use.num_tokens, use.num_tokens + use.part.context_length))
+                each.append((use.num_tokens, use.num_tokens + use.encoded_at))
         rows = sum(num for num, _ in each)
         return self.compute_time.predict(rows, count_pairs(each)) if rows else 0.0
 

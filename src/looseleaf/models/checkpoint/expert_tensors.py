@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from looseleaf.config import ModelConfig
+from looseleaf.config import ExpertConfig, ModelConfig
 from looseleaf.errors import UnsupportedModel
+from looseleaf.models.checkpoint.interleaved_experts import read_interleaved
 from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
@@ -59,6 +60,7 @@ _NAMES = {
     "mixtral": ExpertNames(
         "block_sparse_moe.gate", "block_sparse_moe.experts.", gate="w1", up="w3", down="w2"
     ),
+    "gpt_oss": ExpertNames("mlp.router"),
     "qwen2_moe": ExpertNames(shared="mlp.shared_expert."),
     "granitemoe": ExpertNames(
         "block_sparse_moe.router.layer",
@@ -94,6 +96,8 @@ def read_experts(
     law, names = config.experts, _NAMES.get(config.family, ExpertNames())
     assert law is not None, "a layer of experts"
     hidden, inner = config.hidden_size, law.intermediate_size
+    if law.expert_bias and prefix + names.experts + "down_proj_bias" in reader:
+        return read_interleaved(reader, config, prefix + names.experts)
     stacked = [f"{prefix}{name}.weight" for name in names.stacked]
     # GGUF files store gate and up apart
     if stacked and stacked[0] in reader:
@@ -114,7 +118,29 @@ def read_experts(
     if inner % TILE == hidden % TILE == 0:
         # the kernel takes codes of whole tiles
         gate_up, down = reader.narrow(gate_up), reader.narrow(down)
-    return Projection(gate_up), Projection(down)
+    projections = Projection(gate_up), Projection(down)
+    return _biased(reader, projections, prefix, names, law) if law.expert_bias else projections
+
+
+def _biased(
+    reader: TensorReader,
+    projections: tuple[Projection, Projection],
+    prefix: str,
+    names: ExpertNames,
+    law: ExpertConfig,
+) -> tuple[Projection, Projection]:
+    """``projections`` with the biases of all experts, each in a tensor."""
+    experts = [f"{prefix}{names.experts}{n}." for n in range(law.num_experts)]
+    parts = (names.gate, names.up), (names.down,)
+    biases = []
+    for (weight, _), of_matrix in zip(projections, parts, strict=True):
+        stored = [f"{expert}{name}.bias" for expert in experts for name in of_matrix]
+        shape = (weight.shape[0] // len(stored),)
+        # quantized products add their bias in fp32
+        wide = isinstance(weight, QuantizedWeight)
+        biases.append(reader.fused(stored, [shape] * len(stored), wide=wide))
+    first, second = projections
+    return first._replace(bias=biases[0]), second._replace(bias=biases[1])
 
 
 def _uniform(

@@ -27,6 +27,7 @@ from looseleaf.models.checkpoint.expert_tensors import (
 from looseleaf.models.checkpoint.gguf.blocks import block_matrix, copy_values, keeps_values
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.models.checkpoint.header import FLOATS, TensorEntry
+from looseleaf.models.checkpoint.interleaved_experts import gguf_blocks
 from looseleaf.models.checkpoint.latent_tensors import fused_tensors, read_latent
 from looseleaf.models.checkpoint.scaled_tensors import (
     UNUSED,
@@ -53,6 +54,7 @@ from looseleaf.ops.dense.scaled_linear import (
 from looseleaf.ops.dense.scaled_linear import (
     quantize as quantize_matrix,
 )
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 
 _log = logging.getLogger(__name__)
 
@@ -179,6 +181,9 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
         size = size if config.joint_qk_norm else config.head_dim
         return reader.norm(attention + name, size, config) if config.qk_norm else None
 
+    sinks = None
+    if config.sinks:
+        sinks = reader.fused([attention + "sinks"], [(config.num_qo_heads,)], wide=True)
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
         qkv=reader.projection(
@@ -195,6 +200,7 @@ def _layer(reader: "_Checker", config: ModelConfig, index: int) -> LayerWeights:
         k_norm=head_norm("k_norm", kv_size),
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
+        sinks=sinks,
         latent=latent,
     )
 
@@ -231,6 +237,26 @@ class _Checker:
     def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
         """The weight of a layer, quantized if that was asked for."""
         return weight
+
+    def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The uint8 tensor ``name``, on the CPU."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CorruptCheckpoint(f"{self._folder} lacks {name}; {misfit(self._folder)}")
+        if entry.dtype != "U8" or entry.shape != shape:
+            raise CorruptCheckpoint(
+                f"{self._folder}: {entry.name} is {entry.dtype[:20]} {list(entry.shape)}, "
+                f"config.json asks for U8 {list(shape)}; config.json and the weights do not fit "
+                "together"
+            )
+        self._used.add(name)
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight:
+        """Experts in MXFP4: in their bits where products read them, else their values.
+
+        ``codes`` are ``[features, columns / 2]``, ``scales`` ``[features, columns / 32]``."""
+        return torch.empty(len(codes), 2 * codes.shape[1], device="meta")
 
     def settle(self, projection: Projection) -> Projection:
         """``projection`` in its final layout."""
@@ -348,6 +374,22 @@ class _Reader(_Checker):
         """``projection`` in its final layout; packing copies."""
         is_plain = isinstance(projection.weight, Tensor)
         return pack(projection) if self._packed and is_plain else projection
+
+    def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._read(name)
+
+    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight:
+        if self._device.type == "cuda" and self._dtype.itemsize == 2:
+            matrix = Mxfp4Matrix(codes.to(self._device), scales.to(self._device))
+            return QuantizedWeight([matrix], self._dtype)
+        if self._keeps_blocks and self._device.type == "cpu":
+            return QuantizedWeight.create([gguf_blocks(codes, scales)], self._dtype)
+        whole = torch.empty(len(codes), 2 * codes.shape[1], dtype=self._dtype, device=self._device)
+        # in parts, since values in fp32 take twice the memory
+        for start in range(0, len(codes), _COMPARED_ROWS):
+            rows = slice(start, start + _COMPARED_ROWS)
+            whole[rows] = Mxfp4Matrix(codes[rows], scales[rows]).dequantize()
+        return whole
 
     def router(self, weight: Tensor) -> Tensor:
         # a CPU's logits are fp32 products

@@ -9,6 +9,7 @@ from looseleaf.models.checkpoint.fields import Json, number, rows, shown, switch
 from looseleaf.models.config.rope_reader import (
     LEAST_FACTOR,
     max_positions,
+    read_query_scaling,
     read_rope,
     rope_layers,
     ropes_by_kind,
@@ -150,6 +151,23 @@ def _mistral(raw: Json) -> ModelConfig:
         window = whole(raw, "sliding_window", 0, least=0)
         windows = windows_of(rows(raw, "layer_types"), window, num_layers)
     return ModelConfig(**common, windows=windows)
+
+
+def _ministral3(raw: Json) -> ModelConfig:
+    # YaRN from 16,384 positions, if no law is given
+    scaling = {
+        **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0},
+        **{"mscale_all_dim": 1.0, "original_max_position_embeddings": 16_384},
+        "llama_4_scaling_beta": 0.1,
+    }
+    defaults = {"num_key_value_heads": 8, "head_dim": 128, "rope_parameters": scaling}
+    raw = {**defaults, **raw}
+    common = gated(raw, norm_eps=1e-5)
+    return ModelConfig(
+        **common,
+        windows=uniform_windows(raw, common["num_layers"]),
+        query_scaling=read_query_scaling(raw),
+    )
 
 
 def _qwen2(raw: Json) -> ModelConfig:
@@ -304,6 +322,28 @@ def _olmo2(raw: Json) -> ModelConfig:
     )
 
 
+def _exaone4(raw: Json) -> ModelConfig:
+    raw = {"sliding_window": 4096, **raw}
+    common, window = gated(raw, norm_eps=1e-5), whole(raw, "sliding_window", 0, least=0)
+    num_layers, kinds = common["num_layers"], rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        pattern = whole(raw, "sliding_window_pattern", 4)
+        kinds = [
+            "sliding_attention" if (i + 1) % pattern else "full_attention"
+            for i in range(num_layers)
+        ]
+    # beside layers with windows, full layers have no RoPE
+    has_rope = [not window or kind == "sliding_attention" for kind in kinds]
+    return ModelConfig(
+        **common,
+        qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        layer_ropes=ropes_of(common["rope"], has_rope),
+        windows=windows_of(kinds, window, num_layers),
+    )
+
+
 def factor(raw: Json, name: str, default: float) -> float:
     """A multiplier or divisor, within bounds. Raises CorruptCheckpoint."""
     factor = number(raw, name, default, most=1 / LEAST_FACTOR)
@@ -324,9 +364,11 @@ def _cap(raw: Json, name: str, default: float | None) -> float:
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
+    "ministral3": _ministral3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "smollm3": _smollm3,
+    "exaone4": _exaone4,
     "phi": _phi,
     "phi3": _phi3,
     "gemma2": _gemma2,

@@ -57,6 +57,36 @@ def _qwen3_moe(raw: Json) -> ModelConfig:
     )
 
 
+def _gpt_oss(raw: Json) -> ModelConfig:
+    yarn = {
+        **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0},
+        **{"truncate": False, "original_max_position_embeddings": 4096, "rope_theta": 150_000.0},
+    }
+    spelled = raw.get("rope_parameters") or raw.get("rope_scaling")
+    defaults = {
+        **{"head_dim": 64, "num_key_value_heads": 8, "rope_theta": 150_000.0},
+        **({} if spelled else {"rope_parameters": yarn}),
+    }
+    raw = {**defaults, **raw}
+    common, bias = gated(raw, norm_eps=1e-5), switch(raw, "attention_bias", True)
+    kinds = rows(raw, "layer_types")
+    if raw.get("layer_types") is None:
+        layers = range(common["num_layers"])
+        kinds = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
+    window = whole({"sliding_window": 128, **raw}, "sliding_window", 0, least=0)
+    experts = {"normalized": True, "router_bias": True, "expert_bias": True}
+    return ModelConfig(
+        **{**common, "activation": "swigluoai"},
+        swiglu_alpha=factor(raw, "swiglu_alpha", 1.702),
+        swiglu_limit=factor(raw, "swiglu_limit", 7.0),
+        qkv_bias=bias,
+        output_bias=bias,
+        sinks=True,
+        windows=windows_of(kinds, window, common["num_layers"]),
+        experts=read_experts(raw, num_experts=128, top_k=4, **experts),
+    )
+
+
 def _qwen2_moe(raw: Json) -> ModelConfig:
     common = gated(raw)
     inner = whole(raw, "moe_intermediate_size", 1408)
@@ -123,6 +153,7 @@ def _granitemoe(raw: Json) -> ModelConfig:
 
 MIXTURES: dict[str, Callable[[Json], ModelConfig]] = {
     "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "olmoe": _olmoe,

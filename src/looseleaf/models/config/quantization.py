@@ -21,8 +21,8 @@ def read_quantization(raw: Json) -> Quantization | None:
     if not settings:
         return None
     method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else ""
-    if method == "fp8":
-        return Quantization("fp8")
+    if method in ("fp8", "mxfp4"):
+        return Quantization(method)
     if method == "compressed-tensors":
         _check_compressed(settings)
         return Quantization("compressed-tensors")

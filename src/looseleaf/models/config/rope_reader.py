@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from looseleaf.config import RopeConfig
+from looseleaf.config import QueryScaling, RopeConfig
 from looseleaf.errors import CorruptCheckpoint, InvalidOption, UnsupportedModel
 from looseleaf.models.checkpoint.fields import (
     Json,
@@ -50,7 +50,15 @@ _PARTIAL = ("phi", "phi3", "glm", "glm4", "glm4_moe")
 # families that rotate the pairs (2i, 2i + 1)
 _INTERLEAVED = ("glm", "glm4")
 _DEFAULT_MAX_POSITIONS = {
-    **{"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768, "phi3": 4_096, "gemma2": 8_192},
+    **{
+        "mistral": 131_072,
+        "ministral3": 262_144,
+        "gpt_oss": 131_072,
+        "qwen2": 32_768,
+        "qwen3": 32_768,
+        "phi3": 4_096,
+        "gemma2": 8_192,
+    },
     **{"glm": 131_072, "glm4": 131_072, "smollm3": 32_768, "gemma3_text": 131_072},
     **{"mixtral": 131_072, "qwen2_moe": 32_768, "qwen3_moe": 32_768, "olmoe": 4096},
     "glm4_moe": 131_072,
@@ -73,6 +81,13 @@ def read_rope(raw: Json, head_dim: int, default_fraction: float = 1.0) -> RopeCo
             "rope_theta into rope_parameters, and delete rope_scaling"
         )
     return ropes[0]
+
+
+def read_query_scaling(raw: Json) -> QueryScaling | None:
+    """The factors of queries by position: ``llama_4_scaling_beta`` beside the RoPE law."""
+    scaling = mapping(raw, "rope_parameters") or mapping(raw, "rope_scaling")
+    beta = number(scaling, "llama_4_scaling_beta", 0.0)
+    return QueryScaling(beta, whole(scaling, _ORIGINAL)) if beta else None
 
 
 def ropes_by_kind(raw: Json, head_dim: int) -> dict[str, RopeConfig]:

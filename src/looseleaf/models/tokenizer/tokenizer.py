@@ -152,6 +152,11 @@ class Tokenizer:
         token_id: int | None = self._plain.token_to_id(token)
         return token_id
 
+    @property
+    def added_token_ids(self) -> dict[str, int]:
+        """The ids of added tokens, special or not, by their written form."""
+        return {t.content: i for i, t in self._plain.get_added_tokens_decoder().items()}
+
     def written(self, token_id: int) -> str:
         """A token's written form; empty for an unknown id."""
         return self._plain.id_to_token(token_id) or ""

@@ -12,12 +12,12 @@ from torch import Tensor
 from looseleaf.ops.attention_received.readers import Readers
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.prefill_attention.span_list import SpanList
-from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated, table
+from looseleaf.ops.rotate.kernel import table
 from looseleaf.ops.scores.kernel import (
     LOG2_E,
     is_shown,
     latent_blocks,
-    scaled_query,
+    scaled_rows,
     score_tile,
     score_turned,
     slots_of_tile,
@@ -42,8 +42,8 @@ def _attention_received_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     # wide heads are read in two blocks: their rotated dims, and the others
-    SPLIT: tl.constexpr = BLOCK_T > 0
-    FIRST: tl.constexpr = ROTARY_DIM if SPLIT else 0
+    FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
+    DTYPE: tl.constexpr = q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty
     kv_head = tl.program_id(0)
     # the span of this block, and its index in the span: blocks are numbered span by span
     block, span, first_key = tl.program_id(1), 0, 0
@@ -93,22 +93,12 @@ def _attention_received_kernel(
             if WINDOWED:
                 visible &= distance < window
             row = row.to(tl.int64)
-            p_q = q + row * stride_q_row + head * stride_q_head
-            b_q = load_rotated(
-                p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
-                FIRST if SPLIT else HEAD_DIM, ROTARY_DIM, INTERLEAVED,
-                BLOCK_T if SPLIT else BLOCK_D,
-            )  # fmt: skip  # [M, D], or [M, T]
-            b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
-            b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
-            products = None
-            if SPLIT:
-                products = score_turned(b_q, p_k, stride_d, in_span, ROTARY_DIM, BLOCK_T)
-                b_q = load_unrotated(
-                    p_q + FIRST * stride_q_d, stride_q_d, m_row, HEAD_DIM - FIRST, BLOCK_D
-                )
-                b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
-                b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
+            b_q, b_turned = scaled_rows(
+                q + row * stride_q_row + head * stride_q_head, stride_q_d,
+                tl.maximum(frame_position, 0), cos, sin, stride_table, m_row, softmax_scale,
+                soft_cap, DTYPE, CAPPED, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D, BLOCK_T,
+            )  # fmt: skip  # [M, D], [M, T]
+            products = score_turned(b_turned, p_k, stride_d, in_span, ROTARY_DIM, BLOCK_T)
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
             # a row without keys has only hidden keys here: any finite pivot is correct
             pivot = tl.load(lse + row * stride_lse_row + head, mask=m_row, other=0.0) * LOG2_E

@@ -14,7 +14,7 @@ from torch import Tensor
 from looseleaf.ops.hopper import attention as hopper_attention
 from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.partial_attention.work_list import Tile, WorkList
-from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated, table
+from looseleaf.ops.rotate.kernel import table
 from looseleaf.ops.scores.kernel import (
     await_previous,
     chains,
@@ -23,9 +23,8 @@ from looseleaf.ops.scores.kernel import (
     is_hidden,
     is_shown,
     latent_blocks,
-    scaled_query,
-    score_tile,
-    score_turned,
+    read_tile,
+    scaled_rows,
     slots_of_tile,
     start_next,
     store_zeros,
@@ -125,10 +124,8 @@ def _attend_item(
     WINDOWED: tl.constexpr, CHAINED: tl.constexpr, FILLED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    # latent keys: their dims after the rotated ones are the values
-    LATENT: tl.constexpr = BLOCK_T > 0
-    FIRST: tl.constexpr = ROTARY_DIM if LATENT else 0
-    VALUE_DIM: tl.constexpr = HEAD_DIM - FIRST
+    # the first dim with a value: latent keys rotate in the dims before
+    FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
     first_entry = tl.load(item_entry_indptr + item)
     num_packed = (tl.load(item_entry_indptr + item + 1) - first_entry) * GROUP
     explicit = tl.load(item_explicit + item)
@@ -138,7 +135,7 @@ def _attend_item(
     num_pages = tl.load(item_page_indptr + item + 1) - first_page
     num_slots = num_pages * PAGE_SIZE
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    m_d = (o_d < VALUE_DIM)[None, :]
+    m_d = (o_d < HEAD_DIM - FIRST)[None, :]
     k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
 
     for first in range(tl.program_id(1) * BLOCK_M, num_packed, tl.num_programs(1) * BLOCK_M):
@@ -169,18 +166,12 @@ def _attend_item(
         )
         await_previous(CHAINED)
         # a row before the frame sees no key in it: any angle is correct
-        p_q = q + row * stride_q_row + head * stride_q_head
-        b_q = load_rotated(
-            p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
-            FIRST if LATENT else HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_T if LATENT else BLOCK_D,
-        )  # fmt: skip  # [M, D], or [M, T]
-        b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
-        b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
-        b_turned = None
-        if LATENT:
-            b_turned = b_q
-            b_q = load_unrotated(p_q + FIRST * stride_q_d, stride_q_d, m_row, VALUE_DIM, BLOCK_D)
-            b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(b_turned.dtype)
+        DTYPE: tl.constexpr = q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty
+        b_q, b_turned = scaled_rows(
+            q + row * stride_q_row + head * stride_q_head, stride_q_d,
+            tl.maximum(frame_position, 0), cos, sin, stride_table, m_row, softmax_scale, soft_cap,
+            DTYPE, CAPPED, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D, BLOCK_T,
+        )  # fmt: skip  # [M, D], [M, T]
 
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -192,23 +183,11 @@ def _attend_item(
             if slopes is not None:
                 position = tl.load(page_positions + first_page + ordinal) + slot
                 distance = frame_position[:, None] - position[None, :]
-            o_page = page * stride_page
-            o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
-            products = None
-            if LATENT:
-                p_key = k_head + o_page + slot * stride_slot
-                products = score_turned(b_turned, p_key, stride_d, None, ROTARY_DIM, BLOCK_T)
-            if VALUE_DIM == BLOCK_D:
-                b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
-            else:
-                b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
-            if LATENT:
-                b_v = b_k
-            elif HEAD_DIM == BLOCK_D:
-                b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
-            else:
-                b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_d, other=0.0)
-            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
+            o_key = page * stride_page + slot * stride_slot
+            scores, b_v = read_tile(
+                b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, None, distance, soft_cap,
+                slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+            )  # fmt: skip
             if page_seen is not None:
                 is_read = _is_read(page_seen, num_seen, first_page + ordinal, row_bits, o_n >= 0)
                 scores = tl.where(is_read, float("-inf"), scores)
@@ -245,19 +224,11 @@ def _attend_item(
             if WINDOWED:
                 seen = tl.max(visible.to(tl.int32), 0) > 0
 
-            o_page = page * stride_page
-            o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
-            m_kv = seen[:, None] & m_d
-            products = None
-            if LATENT:
-                p_key = k_head + o_page + slot * stride_slot
-                products = score_turned(b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T)
-            b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
-            if LATENT:
-                b_v = b_k
-            else:
-                b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)  # [N, D]
-            scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
+            o_key = page * stride_page + slot * stride_slot
+            scores, b_v = read_tile(
+                b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, seen, distance, soft_cap,
+                slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+            )  # fmt: skip
             scores = tl.where(visible, scores, float("-inf"))
             acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
@@ -265,7 +236,7 @@ def _attend_item(
         state = tl.load(entry_state + entry, mask=m_row, other=0).to(tl.int64)
         p_out = out + state * stride_out_state + head * stride_out_head
         tl.store(p_out[:, None] + FIRST + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
-        if LATENT:
+        if BLOCK_T > 0:
             store_zeros(p_out, m_row, FIRST, BLOCK_T)
         tl.store(lse + state * stride_lse_state + head, b_lse, mask=m_row)
 

@@ -101,6 +101,7 @@ typedef struct { /* strides in elements; the dims of a head are contiguous */
     const row_t *q, *k, *v;
     kv_t *k_pages, *v_pages;
     row_t *out;
+    const float *sinks; /* of each query head, or NULL */
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, out_row;
     int64_t k_page, k_page_head, v_page, v_page_head;
     int64_t num_queries, num_pages;
@@ -596,6 +597,12 @@ static Fault merge_row(const Plan *plan, const Tensors *t, int64_t row) {
         for (int32_t state = first; state < last; state++) {
             float lse = plan->state_lse[state * heads + head];
             top = lse > top || lse != lse ? lse : top; /* keeps NaN */
+        }
+        if (t->sinks && top != -INFINITY) {
+            /* the state (0, sink) */
+            float sink = t->sinks[head];
+            top = sink > top || sink != sink ? sink : top;
+            total = exp2_fast((sink - top) * LOG2_E);
         }
         for (int32_t state = first; state < last && top != -INFINITY; state++) {
             float lse = plan->state_lse[state * heads + head];

@@ -51,7 +51,7 @@ _SIZES = (
     "slot_positions_stride",
     *("num_angles", "item_capacity", "page_capacity", "entry_capacity", "num_mask_words"),
 )
-_TENSORS = ("q", "k", "v", "k_pages", "v_pages", "out")
+_TENSORS = ("q", "k", "v", "k_pages", "v_pages", "out", "sinks")
 _STRIDES = (
     *("q_row", "q_head", "k_row", "k_head", "v_row", "v_head", "out_row"),
     *("k_page", "k_page_head", "v_page", "v_page_head"),
@@ -293,11 +293,13 @@ class NativePlan:
         kv: tuple[Tensor, Tensor] | None = None,
         out: Float[Tensor, "rows qo_heads head_dim"] | None = None,
         pages: PageAddresses | None = None,
+        sinks: Float[Tensor, " qo_heads"] | None = None,
     ) -> None:
         """Runs ``phases`` for one layer, over ``pages`` or those of the call before.
 
         ``kv`` are unrotated keys and values of all rows to store. ``q`` holds at least the rows
-        that decode, and ``out`` receives their merged output. Raises InvalidOption for tensors in
+        that decode, and ``out`` receives their merged output, with ``sinks`` (fp32) as one more
+        state of each row (`looseleaf.ops.add_sinks`). Raises InvalidOption for tensors in
         another layout, and for indices outside their tensors."""
         tensors, plan = self._tensors, self._plan
         if pages is not None:
@@ -328,8 +330,15 @@ class NativePlan:
             if not (k_fits and head == head_dim and rows >= plan.num_decode_rows):
                 raise _layout_error(f"out, {plan.num_decode_rows} dense rows:", self._q_layout, out)
             tensors.out = out.data_ptr()
+            tensors.sinks = 0 if sinks is None else self._address_of(sinks, heads)
         if fault := self._attention(*self._pointers, int(phases)):
             raise InvalidOption(f"the lists of attention are invalid: {_FAULTS[fault]}")
+
+    def _address_of(self, sinks: Tensor, heads: int) -> int:
+        layout = heads, 1, torch.float32, True
+        if (*sinks.shape, *sinks.stride(), sinks.dtype, sinks.is_cpu) != layout:
+            raise _layout_error("sinks,", layout, sinks)
+        return sinks.data_ptr()
 
 
 def _layout_error(subject: str, layout: tuple[object, ...], *tensors: Tensor) -> InvalidOption:

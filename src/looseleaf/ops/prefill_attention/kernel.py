@@ -17,15 +17,14 @@ from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import FP8, same_memory
 from looseleaf.ops.prefill_attention.span_list import SpanList
 from looseleaf.ops.prefill_attention.units import UNIT_NUMBERS
-from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated, table
+from looseleaf.ops.rotate.kernel import table
 from looseleaf.ops.scores.kernel import (
     finish,
     fold_tile,
     is_shown,
     latent_blocks,
-    scaled_query,
-    score_tile,
-    score_turned,
+    read_tile,
+    scaled_rows,
     slots_of_tile,
     store_zeros,
     tile_stages,
@@ -48,10 +47,9 @@ def _prefill_attention_kernel(
     WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    # latent keys: their dims after the rotated ones are the values
-    LATENT: tl.constexpr = BLOCK_T > 0
-    FIRST: tl.constexpr = ROTARY_DIM if LATENT else 0
-    VALUE_DIM: tl.constexpr = HEAD_DIM - FIRST
+    # the first dim with a value: latent keys rotate in the dims before
+    FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
+    DTYPE: tl.constexpr = q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty
     # the last rows read the most keys: their tiles start first to balance the end
     tile = tl.load(num_tiles) - 1 - tl.program_id(1)
     if tile < 0:
@@ -63,7 +61,7 @@ def _prefill_attention_kernel(
     first_span = tl.load(request_span_indptr + request)
     end_span = tl.load(request_span_indptr + request + 1)
     o_m, o_n, o_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    m_d = (o_d < VALUE_DIM)[None, :]
+    m_d = (o_d < HEAD_DIM - FIRST)[None, :]
     k_head, v_head = k_pages + kv_head * stride_page_head, v_pages + kv_head * stride_page_head
 
     for first in range(tl.program_id(2) * BLOCK_M, num_packed, tl.num_programs(2) * BLOCK_M):
@@ -107,50 +105,25 @@ def _prefill_attention_kernel(
                 plain_end = tl.minimum(tl.maximum(plain_end, begin), tl.maximum(end, begin))
             if begin < end:
                 # a row before the frame sees no key in it: any angle is correct
-                b_q = load_rotated(
+                b_q, b_turned = scaled_rows(
                     p_q, stride_q_d, tl.maximum(frame_position, 0), cos, sin, stride_table, m_row,
-                    FIRST if LATENT else HEAD_DIM, ROTARY_DIM, INTERLEAVED,
-                    BLOCK_T if LATENT else BLOCK_D,
-                )  # fmt: skip  # [M, D], or [M, T]
-                b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED)
-                b_q = b_q.to(q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty)
-                b_turned = None
-                if LATENT:
-                    b_turned = b_q
-                    b_q = load_unrotated(
-                        p_q + FIRST * stride_q_d, stride_q_d, m_row, VALUE_DIM, BLOCK_D
-                    )
-                    b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(b_turned.dtype)
+                    softmax_scale, soft_cap, DTYPE, CAPPED, HEAD_DIM, ROTARY_DIM, INTERLEAVED,
+                    BLOCK_D, BLOCK_T,
+                )  # fmt: skip  # [M, D], [M, T]
                 for start in range(begin, plain_end, BLOCK_N):
                     ordinal, slot = slots_of_tile(start, o_n, PAGE_SIZE, BLOCK_N)
                     page = tl.load(page_indices + first_page + ordinal).to(tl.int64)
                     distance = None
                     if slopes is not None:
                         distance = frame_position[:, None] - (start + o_n)[None, :]
-                    o_page = page * stride_page
-                    o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
-                    m_kv, shown = m_d, None
+                    o_key, shown = page * stride_page + slot * stride_slot, None
                     if mask_words is not None:
                         # all rows of a request share a span's bitmap
                         shown = is_shown(mask_words, first_word, start + o_n)
-                        m_kv = shown[:, None] & m_d
-                    products = None
-                    if LATENT:
-                        p_key = k_head + o_page + slot * stride_slot
-                        products = score_turned(
-                            b_turned, p_key, stride_d, shown, ROTARY_DIM, BLOCK_T
-                        )
-                    if VALUE_DIM == BLOCK_D and mask_words is None:
-                        b_k = tl.load((k_head + o_page)[:, None] + o_kv)  # [N, D]
-                    else:
-                        b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    if LATENT:
-                        b_v = b_k
-                    elif HEAD_DIM == BLOCK_D and mask_words is None:
-                        b_v = tl.load((v_head + o_page)[:, None] + o_kv)  # [N, D]
-                    else:
-                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
+                    scores, b_v = read_tile(
+                        b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, shown, distance,
+                        soft_cap, slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+                    )  # fmt: skip
                     if shown is not None:
                         scores = tl.where(shown[None, :], scores, float("-inf"))
                     acc, peak, total = fold_tile(
@@ -178,28 +151,18 @@ def _prefill_attention_kernel(
                         visible &= distance < window
                         seen = tl.max(visible.to(tl.int32), 0) > 0
 
-                    o_page = page * stride_page
-                    o_kv = (slot * stride_slot)[:, None] + ((FIRST + o_d) * stride_d)[None, :]
-                    m_kv = seen[:, None] & m_d
-                    products = None
-                    if LATENT:
-                        p_key = k_head + o_page + slot * stride_slot
-                        products = score_turned(
-                            b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T
-                        )
-                    b_k = tl.load((k_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    if LATENT:
-                        b_v = b_k
-                    else:
-                        b_v = tl.load((v_head + o_page)[:, None] + o_kv, mask=m_kv, other=0.0)
-                    scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
+                    o_key = page * stride_page + slot * stride_slot
+                    scores, b_v = read_tile(
+                        b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, seen, distance,
+                        soft_cap, slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+                    )  # fmt: skip
                     scores = tl.where(visible, scores, float("-inf"))
                     acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
 
         b_out, b_lse = finish(acc, peak, total)
         p_out = out + row * stride_out_row + part * stride_out_part + head * stride_out_head
         tl.store(p_out[:, None] + FIRST + o_d[None, :], b_out, mask=m_row[:, None] & m_d)
-        if LATENT:
+        if BLOCK_T > 0:
             store_zeros(p_out, m_row, FIRST, BLOCK_T)
         tl.store(lse + row * stride_lse_row + part * stride_lse_part + head, b_lse, mask=m_row)
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from looseleaf.ops.rotate.kernel import load_rotated, load_unrotated
 from looseleaf.types import Rotation
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -75,19 +76,70 @@ def scaled_query(b_q, softmax_scale, soft_cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def scaled_rows(
+    p_q, stride_d, position, cos, sin, stride_table, m_row, softmax_scale, soft_cap,
+    DTYPE: tl.constexpr, CAPPED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Rows at ``p_q`` [M], rotated to ``position`` and scaled: [M, BLOCK_D], and the same again.
+
+    With ``BLOCK_T``, the dims that do not rotate, and [M, BLOCK_T] of those that do."""
+    FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else HEAD_DIM
+    b_turned = load_rotated(
+        p_q, stride_d, position, cos, sin, stride_table, m_row, FIRST, ROTARY_DIM, INTERLEAVED,
+        BLOCK_T if BLOCK_T > 0 else BLOCK_D,
+    )  # fmt: skip
+    b_turned = scaled_query(b_turned, softmax_scale, soft_cap, CAPPED).to(DTYPE)
+    b_q = b_turned
+    if BLOCK_T > 0:
+        b_q = load_unrotated(p_q + FIRST * stride_d, stride_d, m_row, HEAD_DIM - FIRST, BLOCK_D)
+        b_q = scaled_query(b_q, softmax_scale, soft_cap, CAPPED).to(DTYPE)
+    return b_q, b_turned
+
+
+@triton.jit
+def load_tile(
+    p_key, p_value, stride_d, seen, o_d, HEAD_DIM: tl.constexpr, FIRST: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Keys [N, D] from dim ``FIRST`` on, and values. ``seen`` [N] are the keys to load, None for
+    all. With ``FIRST``, the loaded dims are the values, too."""
+    o_kv = ((FIRST + o_d) * stride_d)[None, :]
+    m_d = (o_d < HEAD_DIM - FIRST)[None, :]
+    if seen is None and HEAD_DIM - FIRST == BLOCK_D:
+        b_k = tl.load(p_key[:, None] + o_kv)
+    elif seen is None:
+        b_k = tl.load(p_key[:, None] + o_kv, mask=m_d, other=0.0)
+    else:
+        b_k = tl.load(p_key[:, None] + o_kv, mask=seen[:, None] & m_d, other=0.0)
+    b_v = b_k
+    if FIRST == 0:
+        if seen is None and HEAD_DIM == BLOCK_D:
+            b_v = tl.load(p_value[:, None] + o_kv)
+        elif seen is None:
+            b_v = tl.load(p_value[:, None] + o_kv, mask=m_d, other=0.0)
+        else:
+            b_v = tl.load(p_value[:, None] + o_kv, mask=seen[:, None] & m_d, other=0.0)
+    return b_k, b_v
+
+
+@triton.jit
 def score_turned(b_q, p_key, stride_d, seen, ROTARY_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
     """Products [M, N] of scaled rows [M, BLOCK_T] and the first dims of keys at ``p_key`` [N].
 
-    ``seen`` [N] are the keys to load, None for all."""
-    o_t = tl.arange(0, BLOCK_T)
-    p_k = p_key[:, None] + (o_t * stride_d)[None, :]
-    if seen is None and ROTARY_DIM == BLOCK_T:
-        b_k = tl.load(p_k)
-    elif seen is None:
-        b_k = tl.load(p_k, mask=(o_t < ROTARY_DIM)[None, :], other=0.0)
+    ``seen`` [N] are the keys to load, None for all. None without ``BLOCK_T``."""
+    if BLOCK_T == 0:
+        return None
     else:
-        b_k = tl.load(p_k, mask=seen[:, None] & (o_t < ROTARY_DIM)[None, :], other=0.0)
-    return tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
+        o_t = tl.arange(0, BLOCK_T)
+        p_k = p_key[:, None] + (o_t * stride_d)[None, :]
+        if seen is None and ROTARY_DIM == BLOCK_T:
+            b_k = tl.load(p_k)
+        elif seen is None:
+            b_k = tl.load(p_k, mask=(o_t < ROTARY_DIM)[None, :], other=0.0)
+        else:
+            b_k = tl.load(p_k, mask=seen[:, None] & (o_t < ROTARY_DIM)[None, :], other=0.0)
+        return tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
 
 
 @triton.jit
@@ -101,6 +153,22 @@ def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr, produc
     if slope is not None:
         scores -= (slope * LOG2_E)[:, None] * distance.to(tl.float32)
     return scores
+
+
+@triton.jit
+def read_tile(
+    b_q, b_turned, p_key, p_value, stride_d, seen, distance, soft_cap, slope,
+    CAPPED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Scores [M, N] of rows of `scaled_rows` and keys at ``p_key`` [N], and the values [N, D].
+
+    ``seen`` [N] are the keys to load, None for all."""
+    products = score_turned(b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T)
+    FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
+    o_d = tl.arange(0, BLOCK_D)
+    b_k, b_v = load_tile(p_key, p_value, stride_d, seen, o_d, HEAD_DIM, FIRST, BLOCK_D)
+    return score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products), b_v
 
 
 @triton.jit

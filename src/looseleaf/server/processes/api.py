@@ -33,9 +33,11 @@ from looseleaf.server.processes.control import (
     Samples,
     Scrape,
     Setup,
+    Stored,
     ToProcess,
     begin,
 )
+from looseleaf.server.processes.responses import RemoteStore
 from looseleaf.server.processes.samples import families_of
 from looseleaf.server.processes.starting import StartingServer
 from looseleaf.server.registering import register_again
@@ -101,6 +103,7 @@ class _Process:
         setup = self._setup
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._control = Control(self._socket, ToProcess, self._take, lambda: None)
+        self._responses = RemoteStore(self._control)
         with shared_socket(self._frontend.config.host, setup.port) as listener:
             starting = StartingServer()
             await starting.open(listener)
@@ -115,6 +118,7 @@ class _Process:
         counts = SharedCounts(setup.counts, setup.slot, setup.num_processes)
         service = self._frontend.service(self._llm, self._metrics, counts)
         service.scrape, service.restores = self._scrape, False
+        service.responses = self._responses
         if self._is_restored:
             service.records.coming.clear()
         self._server = server = _ApiServer(service, setup.num_processes, self._control)
@@ -139,6 +143,8 @@ class _Process:
         elif isinstance(message, Samples):
             if (scrape := self._scrapes.pop(message.number, None)) and not scrape.done():
                 scrape.set_result(message.text)
+        elif isinstance(message, Stored):
+            self._responses.take(message)
         elif isinstance(message, Drain):
             self._drain(message.force)
         elif isinstance(message, GiveUp) and self._llm is not None:

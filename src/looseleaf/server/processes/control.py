@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ from looseleaf.llm.remote.link import Link, frame_of, read_frame
 from looseleaf.llm.remote.wire_error import WireError
 
 _MAX_SOCKETS = 4
+
+StoreMethod = Literal["put", "get", "chain", "delete"]
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -85,6 +87,25 @@ class Samples(msgspec.Struct, tag="samples"):
     text: bytes = b""
 
 
+class Store(msgspec.Struct, tag="store"):
+    """A call of the table of stored responses: a method's name, and its arguments."""
+
+    number: int
+    method: StoreMethod
+    tenant: str
+    name: str
+    content: bytes = b""
+    previous: str | None = None
+
+
+class Stored(msgspec.Struct, tag="stored"):
+    """The result of a call of the table of stored responses."""
+
+    number: int
+    contents: list[bytes] | None = None
+    is_done: bool = False
+
+
 class Progress(msgspec.Struct, tag="progress"):
     """The progress of the engine's start."""
 
@@ -115,8 +136,10 @@ class Ended(msgspec.Struct, tag="ended"):
     whole: bool
 
 
-ToProcess = Setup | Connect | Drain | Close | GiveUp | Restored | Scrape | Samples
-FromProcess = Progress | Ready | Listening | Failed | Ended | Lost | Restored | Scrape | Samples
+ToProcess = Setup | Connect | Drain | Close | GiveUp | Restored | Scrape | Samples | Stored
+FromProcess = (
+    Progress | Ready | Listening | Failed | Ended | Lost | Restored | Scrape | Samples | Store
+)
 
 
 class Control(Link):

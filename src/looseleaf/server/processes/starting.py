@@ -60,7 +60,9 @@ def _response(head: bytes) -> bytes:
     method, _, rest = head.partition(b" ")
     path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
     refusal = unavailable("the server starts: ask again in a moment", "starting")
-    body = json.dumps({"status": "starting"} if path in _PROBES else refusal.body).encode()
+    body = json.dumps(
+        {"status": "starting"} if path in _PROBES else refusal.body_for(path.decode("latin-1"))
+    ).encode()
     lines = (
         "HTTP/1.1 503 Service Unavailable",
         "Content-Type: application/json",

@@ -38,9 +38,12 @@ from looseleaf.server.processes.control import (
     Samples,
     Scrape,
     Setup,
+    Store,
     command,
 )
+from looseleaf.server.processes.responses import answer_store
 from looseleaf.server.processes.samples import Family, counters_of, exposition, merged
+from looseleaf.server.response_store import ResponseTable
 
 EXIT_BROKEN, EXIT_CUT = 4, 5
 
@@ -106,6 +109,7 @@ class Supervisor:
         self._model, self._config, self._options = model, config, options
         self._num, self._startup = num_processes, ExitStack()
         self._on_progress = self._startup.enter_context(startup_bar())
+        self._responses = ResponseTable.of(config)
         self._writer = LineWriter()
         self._log = make_log(config, self._writer)
         self._engine: _Child | None = None
@@ -207,6 +211,8 @@ class Supervisor:
             self._scrape(child, message.number)
         elif isinstance(message, Samples):
             self._take_samples(child, message)
+        elif isinstance(message, Store):
+            child.control.send(answer_store(self._responses, message))
 
     def _take_engine(self, child: _Child, facts: dict[str, Any]) -> None:
         child.facts, self._restored = facts, False

@@ -129,8 +129,8 @@ class LooseleafOptions(Strict):
     )
 
 
-class GenerationRequest(NeutralFields):
-    """Fields of chat and completion requests; sampling fields beyond OpenAI's are vLLM's."""
+class EngineRequest(NeutralFields):
+    """Fields of all requests that generate text; sampling fields beyond OpenAI's are vLLM's."""
 
     model: Name
     temperature: float | None = Field(None, ge=0, le=2)
@@ -140,40 +140,8 @@ class GenerationRequest(NeutralFields):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: LogitBias | None = None
-    n: int | None = Field(None, ge=1, le=1024)
-    max_tokens: int | None = Field(
-        None, ge=0, le=2**31, description="0 computes the prompt and answers without text."
-    )
-    min_tokens: int | None = Field(None, ge=0, le=2**31)
-    stop: str | Annotated[list[str], Field(max_length=16), FIRST_ONLY] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=64), FIRST_ONLY] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = Field(
-        None, description="A constraint of the text; the `guided_` fields are its older names."
-    )
-    guided_json: Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
-    skip_special_tokens: bool | None = Field(
-        None, description="`false` leaves special tokens in the text."
-    )
-    prompt_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=20,
-        description="Likeliest tokens to report for each prompt token, besides the token itself. "
-        "Tokens inside documents have null. Not with `stream`.",
-    )
-    return_token_ids: bool | None = Field(
-        None, description="Add `token_ids` and `prompt_token_ids` to every choice."
-    )
     cache_salt: str | None = Field(
         None,
         min_length=1,
@@ -201,6 +169,43 @@ class GenerationRequest(NeutralFields):
         None,
         description="Window of last tokens that also read newly selected keys: a number, or an "
         "object. Needs `select`.",
+    )
+
+
+class GenerationRequest(EngineRequest):
+    """Fields of chat and completion requests."""
+
+    logit_bias: LogitBias | None = None
+    n: int | None = Field(None, ge=1, le=1024)
+    max_tokens: int | None = Field(
+        None, ge=0, le=2**31, description="0 computes the prompt and answers without text."
+    )
+    min_tokens: int | None = Field(None, ge=0, le=2**31)
+    stop: str | Annotated[list[str], Field(max_length=16), FIRST_ONLY] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=64), FIRST_ONLY] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="A constraint of the text; the `guided_` fields are its older names."
+    )
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    skip_special_tokens: bool | None = Field(
+        None, description="`false` leaves special tokens in the text."
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Likeliest tokens to report for each prompt token, besides the token itself. "
+        "Tokens inside documents have null. Not with `stream`.",
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Add `token_ids` and `prompt_token_ids` to every choice."
     )
 
     @model_validator(mode="after")

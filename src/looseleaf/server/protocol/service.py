@@ -48,8 +48,13 @@ class TokenizeRequest(Defaulting):
 
     model: Name | None = None
     prompt: str | None = None
-    markers: bool = Field(
-        False, description="Read markers in `prompt` as special tokens; completions do not."
+    markers: bool | None = Field(
+        None,
+        description="Read markers in `prompt` as special tokens; completions do not. The default "
+        "is `true` if `add_special_tokens` is given.",
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="`false` leaves the begin-of-text token out of `prompt`."
     )
     messages: Messages | None = None
     documents: DocumentInputs | None = None
@@ -62,6 +67,8 @@ class TokenizeRequest(Defaulting):
             raise ValueError("markers needs a prompt: leave it out")
         if self.markers and self.documents:
             raise ValueError("markers can't be combined with documents: drop one of them")
+        if self.add_special_tokens is False and (self.prompt is None or self.documents):
+            raise ValueError("add_special_tokens: false needs a prompt alone: leave it out")
         return self
 
 
@@ -97,7 +104,9 @@ class TokenizerBody(Strict):
 
     vocab_size: int
     bos_token_id: int | None
+    bos_token: str | None
     eos_token_ids: list[int]
+    eos_token: str | None = Field(description="The first of `eos_token_ids`.")
     special_tokens: dict[str, int]
     chat_template: str | None
     max_model_len: int

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from looseleaf import __version__
+from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.server.body import StrictRoute
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.answers import ERRORS
@@ -69,16 +70,22 @@ async def tokenize(body: TokenizeRequest, service: TheService, caller: TheCaller
     """The tokens that the model reads for a prompt or a conversation."""
     model = service.model(body.model or service.base_model.name)
     maker, documents, due = service.prompts(caller), body.documents or [], service.due()
+    text = body.prompt or ""
     if body.messages is not None:
         prompt = await service.prepare(
             caller, due, maker.chat, body.messages, documents, model.system_prompt
         )
     else:
-        text, markers = body.prompt or "", body.markers
+        markers = body.markers
+        if markers is None:
+            # clients of other servers expect their markers to be read
+            markers = body.add_special_tokens is not None and not documents
         prompt = await service.prepare(
             caller, due, maker.completion, text, documents, markers=markers
         )
     tokens = [token for part in prompt.parts for token in part.tokens]
+    if body.add_special_tokens is False:
+        tokens = _without_bos(tokens, text, service.llm.tokenizer)
     limit = service.llm.facts.max_model_len
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
@@ -109,12 +116,15 @@ async def tokenizer_info(service: TheService) -> Response:
     """The special tokens and the chat template of the model."""
     tokenizer = service.llm.tokenizer
     special = {tokenizer.written(token): token for token in sorted(tokenizer.special_token_ids)}
+    bos, ends = tokenizer.bos_token_id, sorted(tokenizer.eos_token_ids)
     template = tokenizer.chat_template_source() if tokenizer.has_chat_template else None
     return JSONResponse(
         {
             "vocab_size": tokenizer.vocab_size,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_ids": sorted(tokenizer.eos_token_ids),
+            "bos_token_id": bos,
+            "bos_token": None if bos is None else tokenizer.written(bos),
+            "eos_token_ids": ends,
+            "eos_token": tokenizer.written(ends[0]) if ends else None,
             "special_tokens": special,
             "chat_template": template,
             "max_model_len": service.llm.facts.max_model_len,
@@ -197,6 +207,14 @@ def _static(name: str) -> Response:
         raise ApiError(404, "there is no such page", code="not_found")
     content = (folder / name).read_bytes()
     return Response(content, headers={"Content-Type": media, "Cache-Control": "no-cache"})
+
+
+def _without_bos(tokens: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
+    """``tokens`` of ``text`` without the BOS that precedes it."""
+    bos = tokenizer.bos_token_id
+    if bos is None or tokens[:1] != [bos] or text.startswith(tokenizer.written(bos)):
+        return tokens
+    return tokens[1:]
 
 
 def _model(service: Service, model: ServedModel) -> dict[str, object]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.server.tools.events import (
     Call,
     CallArguments,
@@ -20,6 +21,7 @@ from looseleaf.server.tools.events import (
     Parsed,
     collect,
 )
+from looseleaf.server.tools.forms import Signature
 from looseleaf.server.tools.json_reader import Status
 
 
@@ -104,6 +106,15 @@ class ToolParser(ABC):
     @abstractmethod
     def openings(self) -> Sequence[Opening]:
         """The markers that open calls."""
+
+    @classmethod
+    def block(
+        cls, signatures: Sequence[Signature], template: str, most: int = 1
+    ) -> CallBlock | None:
+        """A block of up to ``most`` calls as the template writes it, with its trigger.
+
+        None for a form without a grammar."""
+        return None
 
     @classmethod
     def parse(cls, text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) -> Parsed:

@@ -1,16 +1,20 @@
 """From a chat request and a chat template to the reader of its answers."""
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from looseleaf.config import ServerConfig
+from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.sampling_params import Grammar
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.tools import FunctionDefinition, NamedToolChoice
 from looseleaf.server.tools.base import ToolParser
-from looseleaf.server.tools.forced import ForcedParser, forced_calls
+from looseleaf.server.tools.forced import MAX_CALLS, ForcedParser, forced_calls
+from looseleaf.server.tools.forms import Signature
 from looseleaf.server.tools.reader import AnswerReader
 from looseleaf.server.tools.reasoning import choose_splitter, thought_tags
 from looseleaf.server.tools.registry import PARSERS, choose_parser
@@ -32,14 +36,60 @@ def forced(body: ChatRequest) -> list[FunctionDefinition]:
     return offered(body) if choice == "required" else []
 
 
-def tool_grammar(body: ChatRequest) -> Grammar | None:
-    """The grammar of forced calls, None if the request forces none."""
+def tool_grammar(body: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) -> Grammar | None:
+    """The grammar of calls: of forced calls from the begin, of others from their trigger on.
+
+    None without tools, beside a format of the answer, and for a form without a grammar."""
     functions = forced(body)
     if not functions:
-        return None
+        return _auto_grammar(body, tokenizer, config)
     is_named = isinstance(body.tool_choice, NamedToolChoice)
     parallel = body.parallel_tool_calls is not False and not is_named
-    return forced_calls(functions, parallel=parallel)
+    block = _own_block(body, functions, tokenizer, config, MAX_CALLS if parallel else 1)
+    if block is None:
+        return forced_calls(functions, parallel=parallel)
+    return replace(block, trigger="").grammar()
+
+
+def _auto_grammar(body: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) -> Grammar | None:
+    functions = offered(body)
+    if not functions or has_format(body) or not tokenizer.eos_token_ids:
+        return None
+    block = _own_block(body, functions, tokenizer, config, MAX_CALLS)
+    if block is None:
+        return None
+    if not block.before.startswith(block.trigger):
+        # the trigger begins each call
+        block = replace(block, before="", most=1)
+    grammar = block.grammar()
+    return grammar if len(grammar.source.encode()) <= config.max_schema_bytes else None
+
+
+def _own_block(
+    body: ChatRequest,
+    functions: Sequence[FunctionDefinition],
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    most: int,
+) -> CallBlock | None:
+    """The block of calls in the family's form; None for a form without a grammar."""
+    template = tokenizer.chat_template_source(tools=True)
+    parser = _find_parser(template, config)
+    if parser is None:
+        return None
+    is_forced = bool(forced(body))
+    try:
+        signatures = [
+            Signature(
+                function.name,
+                json.dumps({"type": "object", **(function.parameters or {})}, allow_nan=False),
+                exact=is_forced or bool(function.strict),
+            )
+            for function in functions
+        ]
+    except (RecursionError, ValueError) as error:
+        raise _invalid(f"tools: a schema of arguments can't be read: {error}", "tools") from error
+    return parser.block(signatures, template, most)
 
 
 def template_variables(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -89,7 +139,8 @@ def reader_factory(
     schemas = {f.name: f.parameters or {} for f in functions}
     single = 1 if body.parallel_tool_calls is False else None
     if forced(body):
-        return lambda: AnswerReader(None, ForcedParser(schemas, eager=True), max_calls=single)
+        made = _forced_parser(body, tokenizer, config)
+        return lambda: AnswerReader(None, made(schemas, eager=True), max_calls=single)
     parser = _parser(template, config) if functions else None
     tail = tokenizer.decode([*prompt_ids[-_TAIL_TOKENS:]], skip_special=False)
     includes = body.include_reasoning is not False
@@ -114,20 +165,36 @@ def has_format(body: ChatRequest) -> bool:
 
 def shows_markers(body: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) -> bool:
     """Whether answers need their special tokens, because tags of calls or thoughts are special."""
-    if forced(body) or has_format(body):
+    if forced(body):
+        tags = [opening.marker for opening in _forced_parser(body, tokenizer, config)().openings()]
+    elif has_format(body):
         return False
-    functions = offered(body)
-    template = tokenizer.chat_template_source(tools=bool(functions))
-    tags = thought_tags(template)
-    if functions:
-        tags += [opening.marker for opening in _parser(template, config)().openings()]
+    else:
+        functions = offered(body)
+        template = tokenizer.chat_template_source(tools=bool(functions))
+        tags = thought_tags(template)
+        if functions:
+            tags += [opening.marker for opening in _parser(template, config)().openings()]
     special = tokenizer.special_token_ids
     return any(tokenizer.token_id(tag) in special for tag in tags)
 
 
-def _parser(template: str, config: ServerConfig) -> type[ToolParser]:
+def _forced_parser(
+    body: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
+) -> type[ToolParser]:
+    """The parser of forced calls: the family's, or that of a JSON list."""
+    has_form = _own_block(body, forced(body), tokenizer, config, 1) is not None
+    parser = _find_parser(tokenizer.chat_template_source(tools=True), config)
+    return parser if has_form and parser is not None else ForcedParser
+
+
+def _find_parser(template: str, config: ServerConfig) -> type[ToolParser] | None:
     name = config.tool_parser
-    parser = choose_parser(template) if name is None else PARSERS[name]
+    return choose_parser(template) if name is None else PARSERS[name]
+
+
+def _parser(template: str, config: ServerConfig) -> type[ToolParser]:
+    parser = _find_parser(template, config)
     if parser is None:
         raise _invalid(
             "this model's chat template writes no known form of tool calls: serve it with "

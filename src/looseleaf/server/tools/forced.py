@@ -1,7 +1,7 @@
 """Calls that a request forces: their grammar, and the parser of the text that follows it.
 
-The text is a JSON list of calls, in the keys of the Hermes form. Grammars of families' own forms
-would differ by their markers only, which the parser of a forced answer does not need."""
+The text is a JSON list of calls, in the keys of the Hermes form. It serves families whose own form
+has no grammar."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from looseleaf.server.protocol.tools import FunctionDefinition
 from looseleaf.server.tools.base import Opening, ToolParser
 from looseleaf.server.tools.bodies import JsonBody
 
-_MAX_CALLS = 64
+MAX_CALLS = 64
+"""Most calls of one answer that is forced to call."""
 
 
 class ForcedParser(ToolParser):
@@ -38,7 +39,7 @@ def forced_calls(functions: Sequence[FunctionDefinition], *, parallel: bool) -> 
             _call(function, f"#/items/anyOf/{number}/properties/arguments")
             for number, function in enumerate(functions)
         ]
-        most = _MAX_CALLS if parallel else 1
+        most = MAX_CALLS if parallel else 1
         schema = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": items}}
         return Grammar("json_schema", json.dumps(schema, allow_nan=False), strict=True)
     except RecursionError as error:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.server.tools.base import Opening, ToolParser
 from looseleaf.server.tools.bodies import NAME, NamedJsonBody
+from looseleaf.server.tools.forms import Signature
 
 _TO = rf"to=(?:functions\.)?(?P<name>{NAME})"
 _TYPE = r" {0,8}(?:<\|constrain\|>)? {0,8}(?:json)? {0,8}<\|message\|>"
@@ -23,6 +25,13 @@ class HarmonyParser(ToolParser):
     @classmethod
     def writes(cls, template: str) -> bool:
         return "<|channel|>" in template and "<|message|>" in template
+
+    @classmethod
+    def block(cls, signatures: Sequence[Signature], template: str, most: int = 1) -> CallBlock:
+        trigger = " to=functions."
+        calls = tuple(s.call(f"{trigger}{s.name} <|constrain|>json<|message|>") for s in signatures)
+        # an answer ends with its call
+        return CallBlock(calls, "<|channel|>commentary", trigger=trigger)
 
     def openings(self) -> Sequence[Opening]:
         return [

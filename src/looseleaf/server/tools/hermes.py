@@ -5,9 +5,11 @@ Qwen2.5-Coder has Hermes's template, but writes the object without tags, or in a
 
 from collections.abc import Collection, Sequence
 
+from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.server.tools.base import Opening, ToolParser
 from looseleaf.server.tools.bodies import JsonBody
 from looseleaf.server.tools.events import Call
+from looseleaf.server.tools.forms import Signature, json_calls
 
 
 class UntaggedBody(JsonBody):
@@ -36,6 +38,11 @@ class HermesParser(ToolParser):
     @classmethod
     def writes(cls, template: str) -> bool:
         return "<tool_call>" in template and "</tool_call>" in template
+
+    @classmethod
+    def block(cls, signatures: Sequence[Signature], template: str, most: int = 1) -> CallBlock:
+        calls = json_calls(signatures, before="<tool_call>\n", after="\n</tool_call>")
+        return CallBlock(calls, between="\n", most=most, trigger="<tool_call>")
 
     def openings(self) -> Sequence[Opening]:
         return [

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.server.tools.base import Opening, ToolParser
 from looseleaf.server.tools.bodies import JsonBody
+from looseleaf.server.tools.forms import Signature, json_calls
 
 
 class LlamaParser(ToolParser):
@@ -15,6 +17,12 @@ class LlamaParser(ToolParser):
     @classmethod
     def writes(cls, template: str) -> bool:
         return '"parameters": ' in template and "<|start_header_id|>" in template
+
+    @classmethod
+    def block(cls, signatures: Sequence[Signature], template: str, most: int = 1) -> CallBlock:
+        calls = json_calls(signatures, key="parameters")
+        trigger = '{"name": '
+        return CallBlock(calls, between="; ", most=most, trigger=trigger, anchored=True)
 
     def openings(self) -> Sequence[Opening]:
         return [

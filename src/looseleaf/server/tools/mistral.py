@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from looseleaf.engine.sampling.call_blocks import Call as CallForm
+from looseleaf.engine.sampling.call_blocks import CallBlock, CallItem
 from looseleaf.server.tools.base import Body, Opening, ToolParser
 from looseleaf.server.tools.bodies import NAME, JsonBody, NamedJsonBody
 from looseleaf.server.tools.events import Call
+from looseleaf.server.tools.forms import Signature, json_calls
 
 _ID = r"(?:\[CALL_ID\]\w{1,64})?"
 _HEAD = rf"\s*(?P<name>{NAME}){_ID}(?:\[ARGS\])?\s*(?=\{{)"
@@ -19,6 +22,26 @@ class MistralParser(ToolParser):
     @classmethod
     def writes(cls, template: str) -> bool:
         return "[TOOL_CALLS]" in template
+
+    @classmethod
+    def block(cls, signatures: Sequence[Signature], template: str, most: int = 1) -> CallBlock:
+        marker = "[TOOL_CALLS]"
+        if "[ARGS]" not in template:
+            calls = json_calls(signatures)
+            return CallBlock(calls, f"{marker}[", ", ", "]", most, trigger=marker)
+        ids = "[CALL_ID]" in template
+        return CallBlock(
+            tuple(cls._named_call(signature, marker, ids) for signature in signatures),
+            most=most,
+            trigger=marker,
+        )
+
+    @staticmethod
+    def _named_call(signature: Signature, marker: str, ids: bool) -> CallForm:
+        if not ids:
+            return signature.call(f"{marker}{signature.name}[ARGS]")
+        begin = (CallItem(f"{marker}{signature.name}[CALL_ID]"), CallItem(regex="[a-zA-Z0-9]{9}"))
+        return (*begin, *signature.call("[ARGS]"))
 
     def openings(self) -> Sequence[Opening]:
         return [Opening("[TOOL_CALLS]", lambda parser: _MistralBody())]

@@ -63,7 +63,7 @@ class AnswerReader:
         if parsed.calls:
             message["tool_calls"] = [
                 {
-                    "id": self._new_id(),
+                    "id": self.new_id(),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
@@ -97,11 +97,12 @@ class AnswerReader:
             return None
         if isinstance(event, CallBegin):
             function = {"name": event.name, "arguments": ""}
-            call = {"index": event.index, "id": self._new_id(), "type": "function"}
+            call = {"index": event.index, "id": self.new_id(), "type": "function"}
             return {"tool_calls": [{**call, "function": function}]}
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
+        """An id for a call."""
         # Mistral's template accepts ids of nine letters and digits only
         return "".join(secrets.choice(_CHARACTERS) for _ in range(9))
 

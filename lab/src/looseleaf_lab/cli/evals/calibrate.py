@@ -14,6 +14,7 @@ from looseleaf.config import FuseSelector
 from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable
+from looseleaf_lab.cli.evals.policy_search import PolicySearch
 
 _DEFAULT_SELECTORS = ("first", "question", "links", "deviation")
 _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ape")]
@@ -50,6 +51,33 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     help="share of answers that may differ from full prefill's",
 )
 @click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="questions with their own documents, in a format of `looseleaf eval file`; several",
+)
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="policy file to write, for --policy: the least KL from full prefill at --sooner",
+)
+@click.option(
+    "--primer",
+    "primers",
+    multiple=True,
+    default=("default",),
+    metavar="default|FILE",
+    help="with --save: texts before documents that are tried as a primer [default: made-up "
+    "English passages]; several, '' for none",
+)
+@click.option(
+    "--sooner",
+    default=3.0,
+    show_default=True,
+    help="with --save: factor by which the first token should precede full prefill's",
+)
+@click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=check_appendable,
@@ -67,10 +95,21 @@ def calibrate(
     """Compare fuse policies of MODEL with full prefill on documents (-d) and questions (-q), and
     propose the cheapest policy within the tolerance.
 
+    With --save, the policy with the least KL from full prefill at the wanted speed is written to a
+    file, which other commands take as --policy. Its questions come from -q or from --file.
     Selectors with layer settings are first tried at several layers."""
     selectors = options.pop("selectors") or _DEFAULT_SELECTORS
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
+    search = PolicySearch(
+        save=options.pop("save"),
+        files=options.pop("files"),
+        primers=options.pop("primers"),
+        sooner=options.pop("sooner"),
+        selectors=selectors,
+        ratios=ratios,
+        output=output,
+    )
     for ratio in ratios:
         require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")
     fits = 0 <= tolerance < 1
@@ -81,6 +120,10 @@ def calibrate(
         raise InvalidOption("-q needs a question: one is empty")
     all_questions = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
+    if search.wanted:
+        texts = [document.texts[0] for document in documents]
+        search.run(model, checkpoint, texts, all_questions, explicit_options(options))
+        return
     if len(documents) < 2:
         raise InvalidOption(f"give two documents or more with -d, not {len(documents)}")
     if not all_questions:

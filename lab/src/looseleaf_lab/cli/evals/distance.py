@@ -46,11 +46,12 @@ def measure_files(
     from looseleaf_lab.bench.results import append_rows, require_appendable
     from looseleaf_lab.evals.arms import default_form
     from looseleaf_lab.evals.distance.arms import choose_arms
+    from looseleaf_lab.evals.distance.primer import read_primer
     from looseleaf_lab.evals.distance.run import DistanceRun
     from looseleaf_lab.evals.distance.summary import DistanceRow
     from looseleaf_lab.evals.run import AnswerFile
 
-    ceilings = options.pop("ceilings")
+    ceilings, primer = options.pop("ceilings"), read_primer(options.pop("primers"))
     fuses, readings = take_fuses(options), take_readings(options)
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     if not options["model"] or options["endpoint"] or options["checkpoints"] or readings:
@@ -62,7 +63,8 @@ def measure_files(
     if target is not None:
         require_appendable(target, [*origin, *(field.name for field in fields(DistanceRow))])
     llm = LLM(options["model"], **engine)
-    arms = choose_arms(options["arms"], fuses, llm.engine.runner.model.config.num_layers, ceilings)
+    num_layers = llm.engine.runner.model.config.num_layers
+    arms = choose_arms(options["arms"], fuses, num_layers, ceilings, primed=bool(primer))
     weights = model_fingerprint(find_model(options["model"])).hex()
     name = Path(options["model"]).stem.split(".")[0]
     source = (origin["commit"], name, weights + repr(sorted(engine.items())))
@@ -74,6 +76,7 @@ def measure_files(
         AnswerFile(options["answers"]),
         source,
         4 if "choice" in measures else 1,
+        primer,
     )
     for task in tasks:
         with evaluation_progress(f"{name}: {task.label}", run.count(task, arms, part)) as on_count:

@@ -7,6 +7,7 @@ import click
 from looseleaf.cli.lazy import SuggestingGroup
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.evals.evaluate_more import card, from_file, report, ruler
+from looseleaf_lab.cli.evals.selection import selection
 from looseleaf_lab.cli.evals.shared import Evaluation, evaluation_options, held_out
 
 _WORLD_TASKS = (
@@ -62,4 +63,5 @@ def world(
 evaluate.add_command(card)
 evaluate.add_command(ruler)
 evaluate.add_command(from_file)
+evaluate.add_command(selection)
 evaluate.add_command(report)

@@ -124,6 +124,13 @@ def ruler(
     type=click.FloatRange(0, 1),
     help="with --measure: shares of tokens chosen with full knowledge",
 )
+@click.option(
+    "--primer",
+    "primers",
+    multiple=True,
+    metavar="default|FILE",
+    help="with --measure: also documents that are computed behind these texts; several",
+)
 @evaluation_options
 def from_file(
     paths: tuple[Path, ...],
@@ -156,6 +163,8 @@ def from_file(
         measure_files(files, measure, part, file_options.max_tokens, options)
         return
     options.pop("ceilings")
+    if options.pop("primers"):
+        raise InvalidOption("--primer is for --measure: give both")
     evaluation = Evaluation.take(options)
     for task in files:
         joined_count = min(join, len(task.entries))

@@ -1,7 +1,7 @@
 """Arms of a distance: how the documents of a prompt are read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from looseleaf.config import Fuse
@@ -17,7 +17,8 @@ SHARE = 0.15
 class DistanceArm:
     """How a prompt's documents are computed. With ``primes`` the prefix cache has the first
     document of each prompt, as another prompt left it. Arms that are ``exact`` equal full prefill
-    by law. With a ``ceiling`` full knowledge chooses the tokens, as many as those of ``fuse``."""
+    by law. With a ``ceiling`` full knowledge chooses the tokens, as many as those of ``fuse``. In
+    ``primed`` arms documents are computed behind the primer of the measurement."""
 
     name: str
     context: DocumentContext = "lead"
@@ -26,6 +27,7 @@ class DistanceArm:
     primes: bool = False
     exact: bool = False
     ceiling: Ceiling | None = None
+    primed: bool = False
 
 
 FULL = DistanceArm("full", "prompt", exact=True)
@@ -46,12 +48,20 @@ def of_policy(fuse: Fuse) -> DistanceArm:
     settings: list[str] = [fuse.selector]
     if fuse.selector == "deviation":
         settings.append("layer " + " ".join(map(str, fuse.check_layers)))
+    if fuse.watched_share != Fuse.watched_share:
+        settings.append(f"last {fuse.watched_share:.0%} of layers")
     if fuse.ratio is not None:
         settings.append(f"{fuse.ratio:g}")
     if fuse.tokens is not None:
         settings.append(f"{fuse.tokens} tokens")
     exact = fuse.selector == "all"
     return DistanceArm(", ".join(settings), fuse=fuse, exact=exact)
+
+
+def with_primer(arm: DistanceArm) -> DistanceArm:
+    """The same arm over documents that are computed behind a primer."""
+    name = "primer" if arm == REUSE else f"primer, {arm.name}"
+    return replace(arm, name=name, primed=True)
 
 
 def of_ceilings(shares: Sequence[float]) -> list[DistanceArm]:
@@ -77,10 +87,16 @@ def default_policies(num_layers: int) -> list[Fuse]:
 
 
 def choose_arms(
-    names: Sequence[str], fuses: Sequence[Fuse], num_layers: int, ceilings: Sequence[float] = ()
+    names: Sequence[str],
+    fuses: Sequence[Fuse],
+    num_layers: int,
+    ceilings: Sequence[float] = (),
+    *,
+    primed: bool = False,
 ) -> list[DistanceArm]:
     """The arms of these names, policies and shares of ceilings, by default those of all names and
-    default policies; ``full`` is first, then ``reuse``.
+    default policies; ``full`` is first, then ``reuse``. With ``primed`` reuse and every policy
+    but APE are measured behind a primer, too.
 
     Raises InvalidOption for an unknown name."""
     unknown = [name for name in names if name not in PLAIN]
@@ -90,5 +106,8 @@ def choose_arms(
     if not (names or fuses or ceilings):
         policies = [of_policy(fuse) for fuse in default_policies(num_layers)]
         names = tuple(PLAIN)
-    chosen_arms = [*(PLAIN[name] for name in names), *policies, *of_ceilings(ceilings)]
+    # APE gives all documents one position, as they are computed without a primer
+    behind = [REUSE, *(arm for arm in policies if arm.fuse and arm.fuse.selector != "ape")]
+    primers = [with_primer(arm) for arm in behind if primed and not arm.exact]
+    chosen_arms = [*(PLAIN[name] for name in names), *policies, *primers, *of_ceilings(ceilings)]
     return list(dict.fromkeys([FULL, REUSE, *chosen_arms]))

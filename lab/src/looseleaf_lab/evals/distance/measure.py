@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from looseleaf.llm.llm import LLM
+from looseleaf.prompt.primer import RequestDefaults, primer_tokens
 from looseleaf.prompt.request import Document, DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.evals.arms import Form
@@ -45,10 +46,15 @@ class Reference:
 
 
 class DistanceMeter:
-    """Measures arms over one model. ``max_tokens`` is the length of a greedy answer."""
+    """Measures arms over one model. ``max_tokens`` is the length of a greedy answer, ``primer`` are
+    the texts of primed arms."""
 
-    def __init__(self, llm: LLM, form: Form, max_tokens: int = 24) -> None:
+    def __init__(
+        self, llm: LLM, form: Form, max_tokens: int = 24, primer: Sequence[str] = ()
+    ) -> None:
         self.llm, self.form, self.max_tokens = llm, form, max_tokens
+        tokens = primer_tokens(llm.engine.tokenizer, primer)
+        self._defaults = RequestDefaults(None, tokens, llm.engine.max_model_len)
         self._numbers = count()
         self._known: tuple[str, Mapping[Ceiling, Scores]] = ("", {})
 
@@ -57,8 +63,8 @@ class DistanceMeter:
     ) -> tuple[Answer, Reference]:
         """The answer with its figures, and the reference, which is full prefill's own if None.
 
-        The first of ``candidates`` is right. A single one is no choice. Raises the errors of the
-        engine."""
+        The first of ``candidates`` is right. A single one is no choice. Without candidates full
+        prefill's own greedy answer is right. Raises the errors of the engine."""
         salt = f"{arm.name} {item.key} {next(self._numbers)}" if arm.context == "prompt" else ""
         parts = self._parts(item, arm)
         self._prepare(item, arm, parts, salt)
@@ -70,7 +76,7 @@ class DistanceMeter:
         requests, answers = self._scored(parts, [*candidates, own], arm, salt)
         rows = distributions(self.llm.engine, requests, give)
         means = [likelihood(row, ids) for row, ids in zip(rows, answers, strict=True)]
-        choice = max(range(len(candidates)), key=means.__getitem__)
+        choice = max(range(len(candidates)), key=means.__getitem__, default=0)
         if reference is None:
             reference = Reference(own, choice, rows[0], rows[-1])
         first = output.metrics.first_token
@@ -80,7 +86,7 @@ class DistanceMeter:
             "kl": divergence(reference.gold, rows[0]),
             "kl_answer": divergence(reference.own, rows[-1]),
             "agrees": float(token_ids[:AGREEING_TOKENS] == reference.token_ids),
-            "f1": word_f1(output.text.strip(), item.answers),
+            "f1": word_f1(output.text.strip(), item.answers) if item.answers else 0.0,
             "first_token": first,
             "document_tokens": float(sum(p.num_tokens for p in output.reuse.documents)),
             "recomputed": float(output.reuse.document_tokens_recomputed),
@@ -102,6 +108,10 @@ class DistanceMeter:
         return lambda sequence: give_tokens(sequence, scores)
 
     def _parts(self, item: Item, arm: DistanceArm) -> PromptParts:
+        parts = self._plain_parts(item, arm)
+        return self._defaults.primed(parts) if arm.primed else parts
+
+    def _plain_parts(self, item: Item, arm: DistanceArm) -> PromptParts:
         texts = item.documents if arm.has_documents else ()
         documents = [Document(text, context=arm.context) for text in texts]
         prompts, before = self.llm.engine.prompts, [item.before] if item.before else []
@@ -154,8 +164,13 @@ class DistanceMeter:
 
 
 def candidates_of(items: Sequence[Item], number: int, total: int = 4) -> list[str]:
-    """Answers to choose from: the right one, then those of the following other questions."""
+    """Answers to choose from: the right one, then those of the following other questions.
+
+    Empty for a question without a right answer."""
+    if not items[number].answers:
+        return []
     right = items[number].answers[0]
-    further = [items[(number + n) % len(items)].answers[0] for n in range(1, len(items))]
+    entries = [items[(number + n) % len(items)] for n in range(1, len(items))]
+    further = [item.answers[0] for item in entries if item.answers]
     distinct = [text for text in dict.fromkeys(further) if text != right]
     return [right, *distinct[: total - 1]]

@@ -4,6 +4,7 @@ Even-numbered questions are for development and odd-numbered ones decide, counte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from looseleaf.llm.llm import LLM
 from looseleaf_lab.evals.arms import Form
@@ -36,6 +37,7 @@ class DistanceRun:
     answers: AnswerFile
     source: tuple[str, ...]
     num_candidates: int = 4
+    primer: tuple[str, ...] = ()
 
     def count(self, task: FileTask, arms: Sequence[DistanceArm], part: str) -> int:
         """Measurements of a file."""
@@ -51,7 +53,8 @@ class DistanceRun:
         """The figures of every question of ``part`` under every arm.
 
         ``on_count`` gets the number of measurements so far. Raises the errors of the engine."""
-        meter, is_warm = DistanceMeter(self.llm, self.form, self.max_tokens), False
+        meter = DistanceMeter(self.llm, self.form, self.max_tokens, self.primer)
+        is_warm = False
         measured: dict[str, list[Figures]] = {arm.name: [] for arm in arms}
         for number in _numbers(task, part):
             item, reference = task.entries[number], None
@@ -109,6 +112,8 @@ class DistanceRun:
     def _name(self, task: FileTask, arm: DistanceArm, item: Item) -> tuple[str, ...]:
         prompt = item.fingerprint()
         settings = f"{self.form} {self.num_candidates} {self.max_tokens}"
+        if arm.primed:
+            settings += f" {blake2b(repr(self.primer).encode(), digest_size=8).hexdigest()}"
         return (*self.source, settings, task.label, arm.name, item.key, prompt)
 
 

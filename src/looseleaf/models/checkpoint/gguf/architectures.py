@@ -99,6 +99,25 @@ def _llama(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields
     }
 
 
+def _mistral3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    if data.own("expert_count") in data and data.whole(data.own("expert_count")) > 0:
+        raise UnsupportedModel("mistral3 with experts is not supported: use a dense model")
+    more, beta = _scaling(data), data.own("attention.temperature_scale")
+    if beta not in data:
+        return {"model_type": "mistral", "sliding_window": None, **more}
+    law = more.pop("rope_scaling", {"rope_type": "default"})
+    if data.own("rope.scaling.yarn_log_multiplier") in data:
+        # both factors are equal, so that YaRN scales no scores
+        law |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    original = "original_max_position_embeddings"
+    period = data.whole(data.own("attention.temperature_length"), law.get(original, 0))
+    return {
+        "model_type": "ministral3",
+        "rope_parameters": {**law, "llama_4_scaling_beta": data.real(beta), original: period},
+        **more,
+    }
+
+
 def _experts(data: Metadata) -> Fields:
     """The number of experts, and that of a row."""
     return {
@@ -127,6 +146,20 @@ def _qwen3_moe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fi
         "moe_intermediate_size": data.whole(data.own("expert_feed_forward_length")),
         **_experts(data),
         **_scaling(data),
+    }
+
+
+def _gpt_oss(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    law = _scaling(data) or {"rope_scaling": {"rope_type": "default"}}
+    law["rope_scaling"]["truncate"] = False
+    inner = data.own("expert_feed_forward_length")
+    return {
+        "model_type": "gpt_oss",
+        "intermediate_size": data.whole(inner, fields["intermediate_size"]),
+        "sliding_window": data.whole(data.own("attention.sliding_window"), 128),
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        **_experts(data),
+        **law,
     }
 
 
@@ -239,6 +272,19 @@ def _olmo2(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields
     return {"model_type": "olmo2", **_scaling(data)}
 
 
+def _exaone4(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    law = _scaling(data)
+    if "rope_freqs.weight" in floats:
+        law = _llama3_law(fields, floats["rope_freqs.weight"])
+    # every fourth layer is full, if there are windows
+    window = data.whole(data.own("attention.sliding_window"), 0) or None
+    return {
+        **{"model_type": "exaone4", "sliding_window": window, "sliding_window_pattern": 4},
+        **({} if window else {"layer_types": ["full_attention"] * fields["num_hidden_layers"]}),
+        **law,
+    }
+
+
 def _smollm3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
     layers = range(fields["num_hidden_layers"])
     # every fourth layer has no RoPE
@@ -254,6 +300,7 @@ def _smollm3(data: Metadata, names: frozenset[str], floats: Floats, fields: Fiel
 _ARCHITECTURES: dict[str, Callable[[Metadata, frozenset[str], Floats, Fields], Fields]] = {
     "llama": _llama,
     "mistral": _llama,
+    "mistral3": _mistral3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
@@ -262,9 +309,11 @@ _ARCHITECTURES: dict[str, Callable[[Metadata, frozenset[str], Floats, Fields], F
     "glm4": _glm4,
     "granite": _granite,
     "olmo2": _olmo2,
+    "exaone4": _exaone4,
     "smollm3": _smollm3,
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
+    "gpt-oss": _gpt_oss,
     "olmoe": _olmoe,
     "glm4moe": _glm4_moe,
     "granitemoe": _granite_moe,

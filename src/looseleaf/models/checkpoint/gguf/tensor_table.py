@@ -76,6 +76,12 @@ _PARTS = {
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
     },
     "qwen3_moe": _EXPERTS,
+    "gpt_oss": {
+        **_EXPERTS,
+        "ffn_gate_inp": "mlp.router",
+        "attn_sinks": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+    },
     "olmoe": _EXPERTS,
     "glm4_moe": {
         **_EXPERTS,
@@ -87,8 +93,9 @@ _PARTS = {
     },
 }
 _PARTS["gemma3_text"] = _PARTS["gemma2"]
+_PARTS["exaone4"] = _PARTS["olmo2"]
 # families whose converter interleaves the two halves of each head of q and k
-_INTERLEAVED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
+_INTERLEAVED = ("llama", "granite", "smollm3", "mistral", "ministral3", "mixtral", "granitemoe")
 # families whose converter adds the norm's offset of 1 to the stored weight
 _OFFSET = ("gemma2", "gemma3_text")
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -133,11 +140,14 @@ def table_of(tensors: Iterable[StoredTensor], config: dict[str, Any]) -> list[Bl
 
 
 def _experts(tensor: StoredTensor) -> list[StoredTensor]:
-    """The matrices of a tensor ``[experts, features, columns]``, which are one after another."""
-    if len(tensor.shape) != 3:
+    """The matrices of a tensor ``[experts, features, columns]``, which are one after another.
+
+    A bias is ``[experts, features]``."""
+    dims = 2 if tensor.name.endswith(".bias") else 3
+    if len(tensor.shape) != dims:
         raise CorruptCheckpoint(
-            f"{tensor.path}: {tensor.name} has shape {list(tensor.shape)}, and experts have three "
-            "dims; download it again"
+            f"{tensor.path}: {tensor.name} has shape {list(tensor.shape)}, and experts have "
+            f"{dims} dims; download it again"
         )
     size, starts = (tensor.end - tensor.start) // tensor.shape[0], range(tensor.shape[0])
     places = [tensor.start + number * size for number in starts]
@@ -158,8 +168,8 @@ def _name_of(tensor: StoredTensor, names: dict[str, str]) -> tuple[str, str]:
         return f"{_ENDS[stem]}.{kind}", ""
     match = _BLOCK.fullmatch(tensor.name)
     if match and match[2] in names:
-        # the bias of a choice has no suffix
-        suffix = "" if names[match[2]].endswith("_bias") else f".{match[3]}"
+        # the bias of a choice and sinks have no suffix
+        suffix = "" if names[match[2]].endswith(("_bias", ".sinks")) else f".{match[3]}"
         return f"model.layers.{int(match[1])}.{names[match[2]]}{suffix}", match[2]
     raise CorruptCheckpoint(
         f"{tensor.path} holds the tensor {tensor.name[:200]!r}, which a model of its architecture "

@@ -77,10 +77,32 @@ INLINE vec widen_codes(const uint8_t *p) {
     return __builtin_convertvector(__builtin_convertvector(narrow, ints), vec);
 }
 
+#if FORMAT == 39
+/* formats.py has the codes */
+static const uint8_t CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+/* The codes at indices below 16. */
+INLINE bytes look_up(bytes indices) {
+#if LANES == 16 && defined(__AVX512BW__)
+    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)CODES));
+    return (bytes)_mm512_shuffle_epi8(table, (__m512i)indices);
+#elif LANES == 8 && defined(__AVX2__)
+    __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)CODES));
+    return (bytes)_mm256_shuffle_epi8(table, (__m256i)indices);
+#else
+    for (int n = 0; n < 4 * LANES; n++) indices[n] = CODES[indices[n]];
+    return indices;
+#endif
+}
+#endif
+
 /* Word `t` of a chunk for LANES rows: values 4t to 4t + 3 of each row. */
 INLINE bytes load_word(const uint8_t *chunk, int t) {
     if (BITS == 8) return load_bytes(chunk + LINE * t);
     bytes pair = load_bytes(chunk + LINE * (t % 4)), word = t < 4 ? pair & 15 : pair >> 4;
+#if FORMAT == 39
+    return look_up(word);
+#endif
     const uint8_t *upper = chunk + 4 * LINE;
     if (BITS == 5) {
         bytes plane = load_bytes(upper);
@@ -121,8 +143,8 @@ INLINE ints add_word(ints total, bytes word, ints right) {
 }
 
 #if INSTRUCTIONS == 1 && defined(__AVX2__)
-/* 2^15 / (2 * 127 * 2^BITS) words */
-enum { IN_PAIRS = 1, STEP = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1 };
+/* 2^15 / (2 * 127 * 2^BITS) words; codes of MXFP4 are up to 24 */
+enum { IN_PAIRS = 1, STEP = FORMAT == 39 ? 4 : BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1 };
 INLINE ints sum_pairs(ints pairs) { return (ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
 #else
 enum { IN_PAIRS = 0, STEP = WORDS };
@@ -241,6 +263,9 @@ INLINE void row_codes(const uint8_t *chunk, int row, uint8_t *codes) {
     uint8_t upper[8] = {0};
     for (int t = 0; BITS > 4 && t < BITS - 4; t++) memcpy(upper + 4 * t, chunk + LINE * (4 + t) + 4 * row, 4);
     for (int n = 0; n < 16; n++) codes[16 + n] = codes[n] >> 4, codes[n] &= 15;
+#if FORMAT == 39
+    for (int n = 0; n < CHUNK; n++) codes[n] = CODES[codes[n]];
+#endif
     for (int n = 0; BITS == 5 && n < CHUNK; n++) codes[n] |= (upper[n % 4] >> n / 4 & 1) << 4;
     for (int n = 0; BITS == 6 && n < CHUNK; n++) codes[n] |= (upper[n / 16 * 4 + n % 4] >> n / 4 % 4 * 2 & 3) << 4;
 }

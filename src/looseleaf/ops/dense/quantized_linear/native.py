@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from looseleaf.errors import InvalidOption, NativeUnavailable
-from looseleaf.ops.dense.quantized_linear.formats import CHUNK, BlockFormat
+from looseleaf.ops.dense.quantized_linear.formats import CHUNK, MXFP4_SCALES, BlockFormat
 from looseleaf.ops.native.c_compiler import processor_features
 from looseleaf.ops.native.native_build import load_library, read_source
 
@@ -104,12 +104,24 @@ def load_products(layout: BlockFormat, dtype: torch.dtype, instructions: str) ->
     return library
 
 
+def _require_float16_scales(blocks: Tensor, layout: BlockFormat) -> None:
+    """Raises NativeUnavailable if a scale of MXFP4 is no float16."""
+    exponents = blocks[:, :: layout.block_bytes]
+    if exponents.numel() and not (
+        int(exponents.min()) in MXFP4_SCALES and int(exponents.max()) in MXFP4_SCALES
+    ):
+        raise NativeUnavailable(
+            "no C kernels for MXFP4 with scales outside of float16's range: they are dequantized"
+        )
+
+
 class PackedMatrix:
     """A matrix ``[features, columns]`` in the C kernels' layout, for activations in ``dtype``.
 
     ``blocks`` are GGUF's, uint8 ``[features, row_bytes]``, and are copied. The layout takes as many
     bytes as the blocks, 3 % more for Q4_K and Q5_K; features are rounded up to a multiple of
-    `GROUP`. ``instructions`` is one of `INSTRUCTIONS`. Raises as `load_products`."""
+    `GROUP`. ``instructions`` is one of `INSTRUCTIONS`. Raises as `load_products`, and
+    NativeUnavailable for scales of MXFP4 that are no float16."""
 
     def __init__(
         self,
@@ -119,6 +131,8 @@ class PackedMatrix:
         instructions: str | None = None,
     ) -> None:
         self.layout, self.dtype = layout, dtype
+        if layout.name == "MXFP4":
+            _require_float16_scales(blocks, layout)
         library = load_products(layout, dtype, instructions or supported_instructions()[0])
         self._multiply, self._rows = library.looseleaf_multiply, library.looseleaf_rows
         self.features, row_bytes = blocks.shape

@@ -20,9 +20,11 @@ static inline int64_t group_bytes(int64_t num_blocks) {
 
 static inline float16_bits half_at(const uint8_t *p) { return (float16_bits)(p[0] | p[1] << 8); }
 
-/* The code of value `n` of a block, from 0 to 2^BITS - 1. */
+/* The code of value `n` of a block, from 0 to 2^BITS - 1; for MXFP4 the index in its table of codes. */
 static inline int code_at(const uint8_t *block, int n) {
-#if FORMAT == 2 || FORMAT == 3 /* Q4_0, Q4_1 */
+#if FORMAT == 39 /* MXFP4: the bits of a float */
+    return n < 16 ? block[1 + n] & 15 : block[n - 15] >> 4;
+#elif FORMAT == 2 || FORMAT == 3 /* Q4_0, Q4_1 */
     const uint8_t *low = block + 2 * (1 + HAS_MIN);
     return n < 16 ? low[n] & 15 : low[n - 16] >> 4;
 #elif FORMAT == 6 || FORMAT == 7 /* Q5_0, Q5_1 */
@@ -42,7 +44,15 @@ static inline int code_at(const uint8_t *block, int n) {
 #endif
 }
 
-static inline float16_bits scale_of(const uint8_t *block) { return half_at(block + (FORMAT == 14 ? 208 : 0)); }
+static inline float16_bits scale_of(const uint8_t *block) {
+#if FORMAT == 39
+    /* half of a power of two, since the codes are twice the floats; native.py checks the range */
+    int power = block[0] - 128;
+    return (float16_bits)(power >= -14 ? (power + 15) << 10 : 1 << (power + 24));
+#else
+    return half_at(block + (FORMAT == 14 ? 208 : 0));
+#endif
+}
 
 /* The code of the scale of sub-block `n` or, with `of_min`, of its min. */
 static inline uint8_t sub_code(const uint8_t *block, int n, int of_min) {

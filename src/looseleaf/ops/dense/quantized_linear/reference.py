@@ -9,7 +9,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from looseleaf.ops.dense.quantized_linear.formats import BlockFormat
+from looseleaf.ops.dense.quantized_linear.formats import MXFP4_CODES, BlockFormat
 
 
 def dequantize_reference(
@@ -43,6 +43,11 @@ def _halves(flat: Tensor, start: int) -> Tensor:
 
 def _parameters(flat: Tensor, layout: BlockFormat) -> tuple[Tensor, Tensor | None]:
     """Scales and mins ``[blocks, sub-blocks]``."""
+    if layout.name == "MXFP4":
+        exponents = flat[:, :1].int()
+        # half of the scale, since codes are twice the floats
+        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 128)
+        return scales.masked_fill(exponents == 255, torch.nan), None
     if layout.name == "Q6_K":
         return _halves(flat, 208) * flat[:, 192:208].view(torch.int8).float(), None
     scale, least = _halves(flat, 0), _halves(flat, 2) if layout.has_min else None
@@ -66,6 +71,8 @@ def _codes(flat: Tensor, layout: BlockFormat) -> Tensor:
     is_flat = layout.block == layout.sub
     width = 16 if is_flat else 32
     low = _nibbles(flat[:, -layout.block // 2 :], width)
+    if layout.name == "MXFP4":
+        return torch.tensor(MXFP4_CODES, dtype=torch.uint8, device=flat.device)[low.long()]
     if layout.bits == 4:
         return low
     start = layout.block_bytes - 20 if is_flat else 16

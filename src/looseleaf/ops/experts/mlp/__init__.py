@@ -10,8 +10,12 @@ from torch import Tensor
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.scaled_linear.reference import dequantize_reference
 from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.reference import expert_mlp_reference
 from looseleaf.ops.experts.route import Routes
+
+Stacked = Tensor | ScaledMatrix | Mxfp4Matrix
+"""The matrices of all experts, one below the other."""
 
 FEW_ROWS = 64
 """Most rows whose summands are fp32."""
@@ -22,14 +26,14 @@ _MOST_ROWS = 128
 
 
 def tile_rows(pairs: int, num_experts: int) -> int:
-    """Rows of a tile for so many pairs of a row and an expert."""
+    """Rows of a tile for this number of pairs of a row and an expert."""
     average = pairs / num_experts
     return next((tile for most, tile in _TILES if average <= most), _MOST_ROWS)
 
 
-def shape_of(matrix: Tensor | ScaledMatrix) -> tuple[int, int]:
+def shape_of(matrix: Stacked) -> tuple[int, int]:
     """Features and columns."""
-    if isinstance(matrix, ScaledMatrix):
+    if isinstance(matrix, ScaledMatrix | Mxfp4Matrix):
         return matrix.features, matrix.columns
     return matrix.shape[0], matrix.shape[1]
 
@@ -42,12 +46,13 @@ def rows_of_kernels(slots: int, num_experts: int) -> list[int]:
 
 def expert_mlp(
     x: Float[Tensor, "rows hidden"],
-    gate_up: Tensor | ScaledMatrix,
-    down: Tensor | ScaledMatrix,
+    gate_up: Stacked,
+    down: Stacked,
     routes: Routes,
     implementation: Implementation = "auto",
     *,
     activation: str = "silu",
+    swiglu: tuple[float, float] = (1.702, 7.0),
     gate_up_bias: Float[Tensor, " all_gates"] | None = None,
     down_bias: Float[Tensor, " all_outputs"] | None = None,
 ) -> Float[Tensor, "parts rows hidden"]:
@@ -55,13 +60,25 @@ def expert_mlp(
 
     ``gate_up [num_experts * 2 * inner, hidden]`` has gate and up of each expert, one expert below
     the other; ``down [num_experts * hidden, inner]`` likewise. Codes have whole tiles of
-    `looseleaf.ops.dense.scaled_linear`. Biases are fp32. Summands are fp32 for up to `FEW_ROWS`
-    rows, else in the dtype of ``x``. Raises InvalidOption for an unknown ``implementation``."""
+    `looseleaf.ops.dense.scaled_linear`. The kernel reads MXFP4 with rows of 16 bits.
+
+    With the activation ``swigluoai`` this is ``down(gate * sigmoid(alpha * gate) * (up + 1))``,
+    where ``swiglu`` is ``alpha`` and a limit of ``gate`` from above and of ``up`` on both sides.
+
+    Biases are fp32. Summands are fp32 for up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises
+    InvalidOption for an unknown ``implementation``, and for MXFP4 with rows of 32 bits in the
+    kernel."""
     num_experts = shape_of(down)[0] // x.shape[1]
     biases = gate_up_bias, down_bias
     if choose(implementation, x) == "triton":
         from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
 
-        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)
-    plain = (m if isinstance(m, Tensor) else dequantize_reference(m) for m in (gate_up, down))
-    return expert_mlp_reference(x, *plain, routes, activation, biases)[None]
+        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases, swiglu)
+    plain = (_values(matrix) for matrix in (gate_up, down))
+    return expert_mlp_reference(x, *plain, routes, activation, biases, swiglu)[None]
+
+
+def _values(matrix: Stacked) -> Tensor:
+    if isinstance(matrix, Mxfp4Matrix):
+        return matrix.dequantize()
+    return matrix if isinstance(matrix, Tensor) else dequantize_reference(matrix)

@@ -11,11 +11,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.dense.scaled_linear import TILE, ScaledMatrix
 from looseleaf.ops.dense.scaled_linear.kernel import add_tile, unshifted
 from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import group_rows_triton
-from looseleaf.ops.experts.mlp import FEW_ROWS, shape_of, tile_rows
+from looseleaf.ops.experts.mlp import FEW_ROWS, Stacked, shape_of, tile_rows
+from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next, tanh
 
@@ -40,8 +42,14 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def _activated(gate, up, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "silu":
+def _activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "swigluoai":
+        # NaN stays NaN
+        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        decay = tl.exp(-tl.abs(alpha * gate))
+        value = gate * tl.where(gate < 0, decay, 1.0) / (1.0 + decay)
+    elif ACTIVATION == "silu":
         # exp of a number <= 0 cannot overflow
         decay = tl.exp(-tl.abs(gate))
         value = gate * tl.where(gate < 0, decay, 1.0) / (1.0 + decay)
@@ -77,6 +85,33 @@ def _product(
 
 
 @triton.jit
+def _mxfp4_product(
+    codes, scales, row, p_x, m_n, m_m, inner,
+    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The product of a matrix's rows in MXFP4: bytes of two codes, and a scale for 32 dims."""
+    X_FORMAT: tl.constexpr = "bf16" if p_x.dtype.element_ty == tl.bfloat16 else "fp16"
+    o_k, o_byte = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2)
+    o_block = tl.arange(0, BLOCK_K // 32)
+    p_codes, p_scales = codes + row[:, None] * (inner // 2), scales + row[:, None] * (inner // 32)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        byte, block = start // 2 + o_byte, start // 32 + o_block
+        if EVEN:
+            b_codes = tl.load(p_codes + byte[None, :])  # [N, K / 2]
+            b_scales = tl.load(p_scales + block[None, :])  # [N, K / 32]
+            b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_m, other=0.0)  # [K, M]
+        else:
+            m_byte, m_block = m_n & (2 * byte < inner)[None, :], m_n & (32 * block < inner)[None, :]
+            b_codes = tl.load(p_codes + byte[None, :], mask=m_byte, other=0)
+            b_scales = tl.load(p_scales + block[None, :], mask=m_block, other=127)
+            m_x = m_m & (start + o_k < inner)[:, None]
+            b_x = tl.load(p_x + (start + o_k)[:, None], mask=m_x, other=0.0)
+        acc = tl.dot_scaled(b_codes, b_scales, "e2m1", b_x, None, X_FORMAT, acc, fast_math=True)
+    return acc
+
+
+@triton.jit
 def _coded_product(
     codes, scales, zeros, row, p_x, m_m, inner, stride_n, stride_g,
     KIND: tl.constexpr, GROUP_TILES: tl.constexpr, WORDS: tl.constexpr,
@@ -107,6 +142,7 @@ def _coded_product(
 @triton.jit
 def _gate_kernel(
     x, weight, scales, zeros, bias, order, tiles, out, hidden, inner, stride_x, stride_n, stride_g,
+    alpha, limit,
     SLOTS: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, CHAINED: tl.constexpr,
     KIND: tl.constexpr, GROUP_TILES: tl.constexpr, WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -130,6 +166,10 @@ def _gate_kernel(
     if KIND == "plain":
         p_weight = weight + up_row[:, None] * hidden
         acc = _product(p_weight, p_x, m_n, m_m, hidden, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    elif KIND == "mxfp4":
+        acc = _mxfp4_product(
+            weight, scales, up_row, p_x, m_n, m_m, hidden, EVEN, BLOCK_M, BLOCK_N, BLOCK_K
+        )
     else:
         acc = _coded_product(
             weight, scales, zeros, up_row, p_x, m_m, hidden, stride_n, stride_g,
@@ -140,7 +180,7 @@ def _gate_kernel(
         p_bias = bias + expert.to(tl.int64) * 2 * inner + o_half
         gate += tl.load(p_bias, mask=o_half < inner, other=0.0)[:, None]
         up += tl.load(p_bias + inner, mask=o_half < inner, other=0.0)[:, None]
-    value = _activated(gate, up, ACTIVATION)
+    value = _activated(gate, up, alpha, limit, ACTIVATION)
     p_out = out + place.to(tl.int64)[None, :] * inner + o_half[:, None]
     tl.store(p_out, value.to(out.dtype.element_ty), mask=m_m & (o_half < inner)[:, None])
 
@@ -169,6 +209,10 @@ def _down_kernel(
     if KIND == "plain":
         p_weight = weight + row[:, None] * inner
         acc = _product(p_weight, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)
+    elif KIND == "mxfp4":
+        acc = _mxfp4_product(
+            weight, scales, row, p_x, m_n, m_m, inner, EVEN, BLOCK_M, BLOCK_N, BLOCK_K
+        )
     else:
         acc = _coded_product(
             weight, scales, zeros, row, p_x, m_m, inner, stride_n, stride_g,
@@ -184,7 +228,7 @@ def _down_kernel(
 
 
 class _Matrix(NamedTuple):
-    """Arguments of a matrix of all experts: plain, or codes with scales."""
+    """Arguments of a matrix of all experts: plain, codes with scales, or MXFP4."""
 
     weight: Tensor
     scales: Tensor | None
@@ -193,7 +237,16 @@ class _Matrix(NamedTuple):
     options: dict[str, str | int | bool]
 
 
-def _matrix(stacked: Tensor | ScaledMatrix, x: Tensor) -> _Matrix:
+def _matrix(stacked: Stacked, x: Tensor) -> _Matrix:
+    if isinstance(stacked, Mxfp4Matrix):
+        codes, scales = stacked.codes, stacked.scales
+        assert codes.is_contiguous() and scales.is_contiguous(), "matrices lie below each other"
+        if x.itemsize != 2:
+            raise InvalidOption(
+                "the kernel reads MXFP4 with rows of 16 bits: dequantize the matrices"
+            )
+        options = {"KIND": "mxfp4", "GROUP_TILES": 1, "WORDS": False}
+        return _Matrix(codes, scales, None, (0, 0), options)
     if isinstance(stacked, Tensor):
         assert stacked.is_contiguous(), "matrices lie below each other"
         return _Matrix(
@@ -223,12 +276,13 @@ def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype, *, coded
 
 def expert_mlp_triton(
     x: Float[Tensor, "rows hidden"],
-    gate_up: Tensor | ScaledMatrix,
-    down: Tensor | ScaledMatrix,
+    gate_up: Stacked,
+    down: Stacked,
     routes: Routes,
     num_experts: int,
     activation: str,
     biases: tuple[Tensor | None, Tensor | None],
+    swiglu: tuple[float, float] = (1.702, 7.0),
 ) -> Float[Tensor, "slots rows hidden"]:
     """See `looseleaf.ops.experts.mlp`."""
     (rows, slots), hidden = routes.experts.shape, x.shape[1]
@@ -241,20 +295,21 @@ def expert_mlp_triton(
     assert shape_of(gate_up) == (2 * inner * num_experts, hidden), "gate and up of all experts"
     groups = RowGroups(*group_rows_triton(routes.experts, num_experts, tile))
     values = torch.empty((rows * slots, inner), dtype=x.dtype, device=x.device)
-    _launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation)
+    _launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation, swiglu)
     _launch_down(values, down, biases[1], routes.weights, groups, out, tile)
     return out
 
 
 def _launch_gate(
     x: Tensor,
-    stacked: Tensor | ScaledMatrix,
+    stacked: Stacked,
     bias: Tensor | None,
     groups: RowGroups,
     out: Float[Tensor, "pairs inner"],
     tile: int,
     slots: int,
     activation: str,
+    swiglu: tuple[float, float],
 ) -> None:
     """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``."""
     hidden, inner = x.shape[1], out.shape[1]
@@ -265,14 +320,14 @@ def _launch_gate(
     assert even or not coded, "codes come in whole tiles"
     _gate_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
         x, *matrix[:3], bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0),
-        *matrix.strides, SLOTS=slots, ACTIVATION=activation, EVEN=even, CHAINED=chained,
+        *matrix.strides, *swiglu, SLOTS=slots, ACTIVATION=activation, EVEN=even, CHAINED=chained,
         **matrix.options, **blocks.options(), launch_pdl=chained,
     )  # fmt: skip
 
 
 def _launch_down(
     x: Float[Tensor, "pairs inner"],
-    stacked: Tensor | ScaledMatrix,
+    stacked: Stacked,
     bias: Tensor | None,
     shares: Float[Tensor, "rows slots"],
     groups: RowGroups,

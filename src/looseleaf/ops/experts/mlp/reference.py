@@ -29,6 +29,7 @@ def expert_mlp_reference(
     routes: "Routes",
     activation: str,
     biases: tuple[Tensor | None, Tensor | None],
+    swiglu: tuple[float, float] = (1.702, 7.0),
 ) -> Float[Tensor, "rows hidden"]:
     """The sum over a row's experts of ``weight * down(activation(gate) * up)``, in fp32 or fp64."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -42,7 +43,13 @@ def expert_mlp_reference(
         if gate_bias is not None:
             both = both + gate_bias[expert]
         gate, up = both.chunk(2, 1)
-        product = (_ACTIVATIONS[activation](gate) * up) @ downs[expert].to(wide).T
+        if activation == "swigluoai":
+            alpha, limit = swiglu
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            inner = gate * torch.sigmoid(alpha * gate) * (up + 1)
+        else:
+            inner = _ACTIVATIONS[activation](gate) * up
+        product = inner @ downs[expert].to(wide).T
         if down_bias is not None:
             product = product + down_bias[expert]
         total.index_add_(0, rows, product * routes.weights[rows, slots, None].to(wide))

@@ -1,0 +1,144 @@
+"""Selection of keys against dense decoding: loss and KL of right answers, token by token.
+
+Every answer token is predicted by a decode row, which reads the keys that the policy selects. The
+prompt itself is computed densely, and shared by all arms through the prefix cache."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from looseleaf.config import Select
+from looseleaf.llm.llm import LLM
+from looseleaf.prompt.request import Document, PromptParts
+from looseleaf_lab.evals.distance.forced import decoded_distributions
+from looseleaf_lab.evals.distance.logits import divergence, likelihood
+from looseleaf_lab.evals.distance.summary import paired_mean
+from looseleaf_lab.evals.task import Item
+
+BOUND = 0.05
+"""Largest difference of the loss from dense decoding, in nats per token."""
+
+
+@dataclass(frozen=True)
+class SelectionRow:
+    """One policy of one model over the questions of ``file``. Intervals are 95 %, over questions.
+
+    ``nll`` is the loss of the right answer minus that of dense decoding, ``kl`` the divergence
+    from it, both in nats per token. ``worst`` is the largest ``nll`` of a question. ``pages_read``
+    is the share of pages that the layers read which select."""
+
+    model: str
+    file: str
+    arm: str
+    device: str
+    questions: int
+    tokens: float
+    pages_read: float
+    nll: float
+    nll_low: float
+    nll_high: float
+    worst: float
+    kl: float
+    kl_low: float
+    kl_high: float
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the loss is within `BOUND` of dense decoding."""
+        return abs(self.nll) <= BOUND
+
+
+@dataclass(frozen=True)
+class _Figures:
+    tokens: int
+    pages_read: float
+    nll: float
+    kl: float
+
+
+class SelectionMeter:
+    """Measures selections over one model."""
+
+    def __init__(self, llm: LLM, name: str) -> None:
+        self.llm, self.name, self._count = llm, name, 0
+
+    def measure(
+        self,
+        file: str,
+        items: Sequence[Item],
+        selects: Sequence[Select],
+        on_count: Callable[[int], None] = lambda count: None,
+    ) -> list[SelectionRow]:
+        """A row per policy, in order. Raises the errors of the engine."""
+        figures: list[list[_Figures]] = [[] for _ in selects]
+        for number, item in enumerate(items, 1):
+            for own, result in zip(figures, self._distances(item, selects), strict=True):
+                own.append(result)
+            on_count(number)
+        pairs = zip(selects, figures, strict=True)
+        return [self._row(file, str(select), own) for select, own in pairs]
+
+    def _distances(self, item: Item, selects: Sequence[Select]) -> list[_Figures]:
+        parts = self._parts(item)
+        _, answer = self.llm.engine.prompts.continued(parts, item.answers[0])
+        dense, _ = self._rows(parts, answer, None)
+        loss, results = likelihood(dense, answer), []
+        tokens = sum(len(part.tokens) for part in parts)
+        for select in selects:
+            rows, progress = self._rows(parts, answer, select)
+            report = progress.output().select
+            read = report.pages_read / report.pages_held if report and report.pages_held else 1.0
+            nll = loss - likelihood(rows, answer)
+            results.append(_Figures(tokens, read, nll, divergence(dense, rows)))
+        return results
+
+    def _rows(self, parts: PromptParts, answer: Sequence[int], select: Select | None) -> Any:
+        self._count += 1
+        name = f"(selection {self._count})"
+        return decoded_distributions(self.llm.engine, name, parts, answer, select)
+
+    def _parts(self, item: Item) -> PromptParts:
+        documents = [Document(text, context="prompt") for text in item.documents]
+        prompts, before = self.llm.engine.prompts, [item.before] if item.before else []
+        content = [*before, *documents, item.question]
+        if self.llm.engine.tokenizer.has_chat_template:
+            return prompts.from_messages([{"role": "user", "content": content}])
+        question = f"\nQuestion: {item.question}\nAnswer:"
+        return prompts.from_parts([*before, *documents, question])
+
+    def _row(self, file: str, arm: str, figures: Sequence[_Figures]) -> SelectionRow:
+        count = len(figures)
+
+        def mean(values: Sequence[float]) -> float:
+            return sum(values) / count
+
+        losses, divergences = [f.nll for f in figures], [f.kl for f in figures]
+        return SelectionRow(
+            self.name,
+            file,
+            arm,
+            str(self.llm.engine.runner.model.device),
+            count,
+            mean([f.tokens for f in figures]),
+            mean([f.pages_read for f in figures]),
+            mean(losses),
+            *paired_mean(losses),
+            max(losses),
+            mean(divergences),
+            *paired_mean(divergences),
+        )
+
+
+def smallest_budgets(rows: Sequence[tuple[Select, SelectionRow]]) -> dict[str, str]:
+    """By policy, the arm with the least read pages that is near dense decoding in every file, or
+    an empty text."""
+    near: dict[str, dict[str, list[SelectionRow]]] = {}
+    for select, row in rows:
+        near.setdefault(select.policy, {}).setdefault(row.arm, []).append(row)
+    smallest = {}
+    for policy, arms in near.items():
+        fitting = {arm: own for arm, own in arms.items() if all(row.is_near for row in own)}
+        smallest[policy] = min(
+            fitting, key=lambda arm: sum(row.pages_read for row in fitting[arm]), default=""
+        )
+    return smallest

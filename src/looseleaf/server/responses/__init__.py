@@ -1,0 +1,1 @@
+"""OpenAI's responses: from items to chat requests and back, and the stored responses."""
