@@ -27,8 +27,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(checkpoint):
     """A running server; agents of clients must not report to their makers."""
-    options = (str(checkpoint), "--dtype", "float32", "--device", "cpu")
-    with running_server(*options, python=PYTHON) as server:
+    options = ("--served-model-name", "local", "--dtype", "float32", "--device", "cpu")
+    with running_server(str(checkpoint), *options, python=PYTHON) as server:
         yield server
 
 

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.clients.scripted import write_checkpoint
 from tests.server.browser import Page, launched
 from tests.server.running import running_server
 from tools.page_example import COPY, page_example
@@ -185,6 +186,48 @@ def test_a_refusal_of_the_server_is_shown_and_the_next_question_works(page, tmp_
     page.tab.get_by_label("Remove long.txt").click()
     assert page.ask("Where is the archive?") == "The archive is in the north wing."
     assert page.tab.is_hidden("#error")
+
+
+TOOLS = '[{"name": "get_time", "parameters": {"type": "object", "properties": {}}}]'
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory):
+    """A model that calls tools, thinks, and answers by what it is asked; texts are discovered."""
+    folder = tmp_path_factory.mktemp("model") / "scripted"
+    write_checkpoint(folder)
+    with running_server(str(folder), "--dtype", "float32", "--reuse", "discover") as server:
+        yield server
+
+
+def test_calls_thoughts_and_discovered_texts_are_shown(tooled, open_page):
+    page = open_page(tooled.url).wait_ready()
+    page.tab.click("#open-options")
+    page.tab.fill("#tools", TOOLS)
+    page.ask("What time is it?")
+    assert page.tab.locator("#calls li").all_inner_texts() == ["get_time{}"]
+    assert page.tab.is_hidden("#thoughts")
+
+    page.tab.fill("#tools", "")
+    page.tab.select_option("#thinking", "on")
+    assert page.ask("Where is the archive?") == "The archive is in the north wing."
+    assert page.tab.inner_text("#thoughts-text") == "Let me see!"
+    assert page.tab.is_hidden("#calls")
+
+    notes = "\n".join(f"Line {number} of the notes is here." for number in range(60))
+    page.tab.select_option("#thinking", "")
+    page.ask(f"{notes}\nWhere is it?")
+    page.ask(f"Once more:\n{notes}\nWhere is it?")
+    assert int(page.figure("Discovered").replace(",", "")) > 128
+
+
+def test_tools_that_are_no_json_are_refused_by_the_page(tooled, open_page):
+    page = open_page(tooled.url).wait_ready()
+    page.tab.click("#open-options")
+    page.tab.fill("#tools", "get_time")
+    page.tab.fill("#question", "What time is it?")
+    page.tab.click("#send")
+    assert "no JSON" in page.error
 
 
 def go_on(route):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from looseleaf.config import ServerConfig
+from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.sampling_params import Grammar
 from looseleaf.server.errors import ApiError
 
@@ -12,16 +13,21 @@ _WHERE = "response_format"
 
 
 def require_small(grammar: Grammar | None, config: ServerConfig) -> None:
-    """Raises ApiError (400) for a grammar above the limit of bytes, and for a JSON schema above a
+    """Raises ApiError (400) for a grammar above the limit of bytes, and for JSON schemas above a
     limit of levels or properties."""
     if grammar is None:
         return
     size, limit = len(grammar.source.encode("utf-8", "replace")), config.max_schema_bytes
     if size > limit:
         raise _too_large(f"{size} bytes, above the limit of {limit}: shorten it")
-    if grammar.kind != "json_schema":
+    if grammar.kind == "json_schema":
+        schema = json.loads(grammar.source)
+    elif grammar.kind == "calls":
+        schema = [
+            json.loads(item.schema or "") for item in CallBlock.read(grammar.source).schemas()
+        ]
+    else:
         return
-    schema = json.loads(grammar.source)
     depth, limit = max((depth for depth, _ in _walk(schema)), default=0), config.max_schema_depth
     if depth > limit:
         raise _too_large(

@@ -3,6 +3,8 @@
 For speed only: the answers of a random model are meaningless."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,7 +109,11 @@ MODEL_SHAPES = {
         num_kv_heads=8,
         head_dim=64,
         rope=RopeConfig(
-            **{"head_dim": 64, "rotary_dim": 64, "theta": 150_000.0, "law": "yarn", "factor": 32.0},
+            head_dim=64,
+            rotary_dim=64,
+            theta=150_000.0,
+            law="yarn",
+            factor=32.0,
             truncate=False,
             max_position_embeddings=131_072,
             original_max_position_embeddings=4096,
@@ -138,7 +144,6 @@ MODEL_SHAPES = {
         tie_word_embeddings=True,
         torch_dtype="bfloat16",
     ),
-    # with dense layers only
     "deepseek-v2-lite": ModelConfig(
         family="deepseek_v2",
         vocab_size=102_400,
@@ -162,6 +167,15 @@ MODEL_SHAPES = {
         max_position_embeddings=163_840,
         softmax_scale=0.114721386,
         torch_dtype="bfloat16",
+        experts=ExpertConfig(
+            num_experts=64,
+            top_k=6,
+            intermediate_size=1408,
+            normalized=False,
+            group_scores=1,
+            num_shared=2,
+            dense_layers=(0,),
+        ),
         latent=LatentConfig(rank=512, nope_dim=128, rope_dim=64, value_dim=128),
     ),
     "tiny-latent": ModelConfig(
@@ -295,15 +309,72 @@ def random_rank(
     return make_engine(loaded, config)
 
 
-def random_mxfp4(
-    rows: int, columns: int, device: torch.device, generator: torch.Generator
-) -> Mxfp4Matrix:
-    """Any codes, with values of about ``columns ** -0.5``."""
-    size, options = (rows, columns // 2), {"dtype": torch.uint8, "device": device}
-    codes = torch.randint(0, 256, size, generator=generator, **options)  # type: ignore[call-overload]
+def _mxfp4(rows: int, columns: int, dtype: torch.dtype, generator: torch.Generator) -> Projection:
+    """Experts in MXFP4, with values of about ``columns ** -0.5``."""
+    device = generator.device
+    if device.type != "cuda":
+        return Projection(QuantizedWeight.create([normal_blocks("MXFP4", rows, columns)], dtype))
+    size = (rows, columns // 2)
+    codes = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device=device)
     # the mean square of the 16 floats is about 2 ** 3
     power = 127 - round(math.log2(columns) / 2 + 1.5)
-    return Mxfp4Matrix(codes, torch.full((rows, columns // 32), power, **options))  # type: ignore[call-overload]
+    scales = torch.full((rows, columns // 32), power, dtype=torch.uint8, device=device)
+    return Projection(QuantizedWeight([Mxfp4Matrix(codes, scales)], dtype))
+
+
+def _with_biases(layer: LayerWeights, model: ModelConfig, device: torch.device) -> LayerWeights:
+    """``layer`` with the biases and sinks of its model, all 0."""
+
+    def biased(plain: Projection, has_bias: bool) -> Projection:
+        weight = plain.weight
+        # quantized products add their bias in fp32
+        dtype = torch.float32 if isinstance(weight, QuantizedWeight) else weight.dtype
+        zeros = torch.zeros(weight.shape[0], dtype=dtype, device=device)
+        return plain._replace(bias=zeros) if has_bias else plain
+
+    law, router = model.experts, layer.router
+    of_experts = law is not None and law.expert_bias and router is not None
+    if router is not None and law is not None and law.router_bias:
+        router = router._replace(bias=torch.zeros(law.num_experts, device=device))
+    return replace(
+        layer,
+        qkv=biased(layer.qkv, model.qkv_bias),
+        output=biased(layer.output, model.output_bias),
+        gate_up=biased(layer.gate_up, of_experts),
+        down=biased(layer.down, of_experts),
+        router=router,
+        sinks=torch.zeros(model.num_qo_heads, device=device) if model.sinks else None,
+    )
+
+
+def fused_features(model: ModelConfig) -> int:
+    """Features of a layer's first projection."""
+    shape = model.latent
+    if shape is None:
+        return (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
+    return (shape.query_rank or model.num_qo_heads * shape.query_dim) + shape.key_dim
+
+
+def random_latent(
+    model: ModelConfig,
+    random_weight: Callable[[int, int], Tensor],
+    norm: Callable[[int], Norm],
+    projection: Callable[[int, int], Projection],
+) -> LatentWeights | None:
+    """The maps of latent attention from weights of these kinds; None without such attention."""
+    shape, heads = model.latent, model.num_qo_heads
+    if shape is None:
+        return None
+    key_up = random_weight(heads * shape.nope_dim, shape.rank)
+    value_up = random_weight(heads * shape.value_dim, shape.rank)
+    rank, query_size = shape.query_rank, heads * shape.query_dim
+    return LatentWeights(
+        norm(shape.rank),
+        key_up.view(heads, -1, shape.rank),
+        value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
+        norm(rank) if rank else None,
+        projection(query_size, rank) if rank else None,
+    )
 
 
 def random_weights(
@@ -322,10 +393,7 @@ def random_weights(
     ``model`` is that of one rank, which has its share of the vocabulary."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, law = model.hidden_size, model.experts
-    features = (model.num_qo_heads + 2 * model.num_kv_heads) * model.head_dim
-    if model.latent is not None:
-        queries = model.latent.query_rank or model.num_qo_heads * model.latent.query_dim
-        features = queries + model.latent.key_dim
+    features = fused_features(model)
 
     def random_weight(rows: int, columns: int) -> Tensor:
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -338,40 +406,6 @@ def random_weights(
     def norm(size: int = hidden) -> Norm:
         ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
-
-    def zeros(
-        size: int, exists: bool, like: Tensor | QuantizedWeight | None = None
-    ) -> Tensor | None:
-        # sinks, and biases of quantized products, are fp32
-        wide = like is None or isinstance(like, QuantizedWeight)
-        kind = torch.float32 if wide else dtype
-        return torch.zeros(size, dtype=kind, device=device) if exists else None
-
-    def experts(rows: int, columns: int, bias: bool) -> Projection:
-        if model.quantization is None or model.quantization.method != "mxfp4":
-            plain = projection(rows, columns, packs=False)
-        elif device.type == "cuda":
-            matrix = random_mxfp4(rows, columns, device, generator)
-            plain = Projection(QuantizedWeight([matrix], dtype))
-        else:
-            matrices = [normal_blocks("MXFP4", rows, columns)]
-            plain = Projection(QuantizedWeight.create(matrices, dtype))
-        return plain._replace(bias=zeros(rows, bias, plain.weight))
-
-    def latent() -> LatentWeights | None:
-        shape, heads = model.latent, model.num_qo_heads
-        if shape is None:
-            return None
-        key_up = random_weight(heads * shape.nope_dim, shape.rank)
-        value_up = random_weight(heads * shape.value_dim, shape.rank)
-        rank, query_size = shape.query_rank, heads * shape.query_dim
-        return LatentWeights(
-            norm(shape.rank),
-            key_up.view(heads, -1, shape.rank),
-            value_up.view(heads, -1, shape.rank).transpose(1, 2).contiguous(),
-            norm(rank) if rank else None,
-            projection(query_size, rank) if rank else None,
-        )
 
     def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
@@ -388,31 +422,32 @@ def random_weights(
             return {"gate_up": projection(2 * inner, hidden), "down": projection(hidden, inner)}
         count, inner = law.num_stored, law.intermediate_size
         router = random_weight(law.num_experts, hidden)
-        weight = padded_router(router) if router.is_cuda else router.float()
+        sizes = (count * 2 * inner, hidden), (count * hidden, inner)
+        if model.quantization is not None and model.quantization.method == "mxfp4":
+            matrices = [_mxfp4(*size, dtype, generator) for size in sizes]
+        else:
+            matrices = [projection(*size, packs=False) for size in sizes]
         return {
-            "gate_up": experts(count * 2 * inner, hidden, law.expert_bias),
-            "down": experts(count * hidden, inner, law.expert_bias),
-            "router": Router(weight, zeros(law.num_experts, law.router_bias)),
+            "gate_up": matrices[0],
+            "down": matrices[1],
+            "router": Router(padded_router(router) if router.is_cuda else router.float()),
         }
-
-    def biased(plain: Projection, rows: int, has_bias: bool) -> Projection:
-        return plain._replace(bias=zeros(rows, has_bias, plain.weight))
 
     head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
-            qkv=biased(projection(features, hidden), features, model.qkv_bias),
-            output=biased(projection(hidden, model.output_dim), hidden, model.output_bias),
+            qkv=projection(features, hidden),
+            output=projection(hidden, model.output_dim),
             mlp_norm=norm(),
             **mlp(layer),
             q_norm=head_norm,
             k_norm=head_norm,
-            sinks=zeros(model.num_qo_heads, model.sinks),
-            latent=latent(),
+            latent=random_latent(model, random_weight, norm, projection),
         )
         for layer in range(model.num_layers)
     )
+    layers = tuple(_with_biases(layer, model, device) for layer in layers)
     vocabulary = model.vocab_size
     if ranks is not None:
         own = ranks.shard.vocabulary(vocabulary)

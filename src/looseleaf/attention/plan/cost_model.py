@@ -21,6 +21,11 @@ _FULL = 0.97
 _MOST_PIECES = 3
 # shared memory of a multiprocessor, less the programs' own use
 _SHARED_BYTES = 200 * 1024
+# tiles of latent keys of 16 bits to measure
+_LATENT_TILES = (
+    *(Tile(16, 32, 4, 3, 2), Tile(16, 32, 4, 5, 2)),
+    *(Tile(64, 32, 8, 3, 1), Tile(64, 32, 8, 5, 1), Tile(64, 64, 8, 2, 1)),
+)
 Counts = npt.NDArray[Any]
 
 
@@ -245,7 +250,8 @@ def _latent_costs(head_dim: int, itemsize: int, num_processors: int) -> CostMode
     if itemsize > 2:
         narrow, wide = Tile(16, 16, 4, 2, 1), Tile(32, 16, 8, 1, 1)
     else:
-        narrow, wide = Tile(16, 32, 4, 3, 2), Tile(64, 64, 8, 2, 1)
+        # two buffers of keys: page numbers, which are loaded first, take two of the stages
+        narrow, wide = Tile(16, 32, 4, 5, 2), Tile(64, 64, 8, 2, 1)
     programs = narrow.programs_per_sm * num_processors
     few = TileCost(narrow, programs, 3.0, 0.1 * scale, 0.035 * scale)
     # products bound the wide tile: e4m3 keys are widened
@@ -265,9 +271,11 @@ def other_tiles(
     properties = torch.cuda.get_device_properties(device)
     if properties.major == 9 and _on_hopper(head_dim, itemsize):
         return []
-    # values of latent keys are in the keys' own tile
-    block_d = head_dim if latent else max(64, 1 << (head_dim - 1).bit_length())
-    planes = 1 if latent else 2
+    if latent:
+        # more rows than a head group has: their products have faster instructions
+        tiles = [*_LATENT_TILES] if itemsize == 2 else []
+        return [other for other in tiles if other != tile and other.block_m >= tile.block_m]
+    block_d = max(64, 1 << (head_dim - 1).bit_length())
     other = [
         replace(tile, block_n=block_n, num_stages=stages)
         for block_n in (tile.block_n // 2, tile.block_n, 2 * tile.block_n)
@@ -276,9 +284,7 @@ def other_tiles(
     room = _SHARED_BYTES // tile.programs_per_sm
 
     def fits(candidate: Tile) -> bool:
-        # the narrow tile of latent keys has a buffer fewer than stages
-        buffers = candidate.num_stages - (latent and candidate.block_m < 64)
-        tiles = candidate.block_m + planes * buffers * candidate.block_n
+        tiles = candidate.block_m + 2 * candidate.num_stages * candidate.block_n
         return candidate.block_n >= 16 and tiles * block_d * itemsize <= room
 
     return [candidate for candidate in other if candidate != tile and fits(candidate)]

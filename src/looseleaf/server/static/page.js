@@ -1,5 +1,6 @@
 // The page: documents in, a question, the answer as it streams, and what it cost.
 
+import { addDelta, clearAnswer, hasAnswer, readTools } from "./answer.js";
 import { ApiError, chat, models } from "./api.js";
 import { Leaves } from "./leaves.js";
 import { addRun, drawFigures, drawLegend, drawStrip } from "./report.js";
@@ -248,7 +249,15 @@ function body(documents, question) {
     max_completion_tokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
     ...fuse(),
+    ...readTools(byId("tools").value),
+    ...thinking(),
   };
+}
+
+/** The variable of the chat template for models that think, if it is chosen. */
+function thinking() {
+  const choice = byId("thinking").value;
+  return choice ? { chat_template_kwargs: { enable_thinking: choice === "on" } } : {};
 }
 
 /** The policy for documents that meet, if one is chosen; an empty share leaves it to the server. */
@@ -279,26 +288,31 @@ async function ask() {
   if (!byId("ask").reportValidity()) return;
   noError();
   const sent = leaves.documents;
+  let asked;
+  try {
+    asked = body(sent, question);
+  } catch (error) {
+    showOptions(true);
+    return fail(error.message);
+  }
   const elements = sent.map(({ element }) => element);
   running = new AbortController();
   byId("empty").hidden = true;
   byId("answer").hidden = false;
   byId("report").hidden = true;
-  byId("asked").textContent = question;
-  byId("answer-text").textContent = "";
-  byId("answer-end").textContent = "";
+  clearAnswer(question);
   leaves.reading(elements, true);
   working(true);
   byId("answer").scrollIntoView({ block: "nearest" });
   const run = { question, sent, report: null, usage: null };
   try {
-    for await (const chunk of chat(body(sent, question), store.key, running.signal)) take(chunk, run);
+    for await (const chunk of chat(asked, store.key, running.signal)) take(chunk, run);
     finish(run);
   } catch (error) {
     if (error.name === "AbortError") byId("answer-end").textContent = "Stopped.";
     else if (error.status === 401) askForKey(error.message);
     else fail(error instanceof ApiError ? error.message : `The answer can't be read: ${error.message}`);
-    if (!byId("answer-text").textContent) byId("answer").hidden = error.name !== "AbortError";
+    if (!hasAnswer()) byId("answer").hidden = error.name !== "AbortError";
   } finally {
     leaves.reading(elements, false);
     working(false);
@@ -308,7 +322,7 @@ async function ask() {
 
 function take(chunk, run) {
   const choice = chunk.choices?.[0];
-  if (choice?.delta?.content) byId("answer-text").append(choice.delta.content);
+  if (choice?.delta) addDelta(choice.delta);
   if (choice?.finish_reason === "length") {
     byId("answer-end").textContent = "Cut at the longest answer that was asked for; see Options.";
   }

@@ -12,6 +12,7 @@ from looseleaf.sampling_params import Grammar
 from looseleaf.server.errors import ApiError
 from looseleaf.server.protocol.chat import ChatRequest
 from looseleaf.server.protocol.tools import FunctionDefinition, NamedToolChoice
+from looseleaf.server.schema_limits import require_small
 from looseleaf.server.tools.base import ToolParser
 from looseleaf.server.tools.forced import MAX_CALLS, ForcedParser, forced_calls
 from looseleaf.server.tools.forms import Signature
@@ -62,7 +63,12 @@ def _auto_grammar(body: ChatRequest, tokenizer: Tokenizer, config: ServerConfig)
         # the trigger begins each call
         block = replace(block, before="", most=1)
     grammar = block.grammar()
-    return grammar if len(grammar.source.encode()) <= config.max_schema_bytes else None
+    try:
+        require_small(grammar, config)
+    except ApiError:
+        # large definitions are for the model only
+        return None
+    return grammar
 
 
 def _own_block(
@@ -139,8 +145,8 @@ def reader_factory(
     schemas = {f.name: f.parameters or {} for f in functions}
     single = 1 if body.parallel_tool_calls is False else None
     if forced(body):
-        made = _forced_parser(body, tokenizer, config)
-        return lambda: AnswerReader(None, made(schemas, eager=True), max_calls=single)
+        parser_type = _forced_parser(body, tokenizer, config)
+        return lambda: AnswerReader(None, parser_type(schemas, eager=True), max_calls=single)
     parser = _parser(template, config) if functions else None
     tail = tokenizer.decode([*prompt_ids[-_TAIL_TOKENS:]], skip_special=False)
     includes = body.include_reasoning is not False
