@@ -272,7 +272,8 @@ class _NativeStep:
     scales: Sequence[Tensor | None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = scaled(q, self.scales[layer])
+        if self.scales[layer] is not None:
+            q = scaled(q, self.scales[layer])
         plan, split = self.plans[layer], self.num_decode_rows
         pages, sinks = self.owner.pages_at[layer], self.owner.rules[layer].sinks
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -337,7 +338,8 @@ class _TorchStep:
     turns: Sequence[Angles]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = scaled(q, self.scales[layer])
+        if self.scales[layer] is not None:
+            q = scaled(q, self.scales[layer])
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
         k_pages, v_pages = owner.pool.layer(layer)
         page = torch.div(self.slots, size, rounding_mode="floor")[:, None]

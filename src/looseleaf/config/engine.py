@@ -118,7 +118,7 @@ class EngineConfig:
         1, "GPUs, or processes on a CPU, that share the model: heads, MLP and vocabulary are split"
     )
     all_reduce: AllReduce = option(
-        "auto",
+        "nccl",
         "sums over the GPUs of tensor_parallel: nccl, or auto: few rows by peer memory if the GPUs "
         "can read each other's",
     )

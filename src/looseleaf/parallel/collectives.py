@@ -126,7 +126,7 @@ def _finish(work: Any) -> None:
 
 
 def make_collectives(
-    device: torch.device, rank: int, size: int, folder: Path, all_reduce: AllReduce = "auto"
+    device: torch.device, rank: int, size: int, folder: Path, all_reduce: AllReduce = "nccl"
 ) -> Collectives:
     """The group of ``size`` ranks of one host that share ``folder``, an empty folder.
 
@@ -151,21 +151,24 @@ def make_collectives(
         )
     torch.cuda.set_device(device)
     nccl = dist.ProcessGroupNCCL
-    group = NcclGroup(nccl(store, rank, size, nccl.Options()), size)
+    backend = nccl(store, rank, size, nccl.Options())
+    group = NcclGroup(backend, size)
     # connects, which a capture must not do
     group.sum(torch.zeros(1, device=device))
-    return group if all_reduce == "nccl" else _with_peers(group, store, rank, size, device)
+    if all_reduce == "nccl":
+        return group
+    return _with_peers(group, backend, store, rank, size, device)
 
 
 def _with_peers(
-    group: NcclGroup, store: FileStore, rank: int, size: int, device: torch.device
+    group: NcclGroup, backend: Any, store: FileStore, rank: int, size: int, device: torch.device
 ) -> Collectives:
     """``group`` with sums by peer memory, if all GPUs can read each other's memory.
 
     Logs a warning if not."""
     sums, error = None, None
     try:
-        sums = PeerSums(PrefixStore("peers", store), rank, size, device)
+        sums = PeerSums(PrefixStore("peers", store), backend, rank, size, device)
     except Exception as failure:
         error = failure
     failed = group.largest(torch.tensor([sums is None], dtype=torch.int32, device=device))

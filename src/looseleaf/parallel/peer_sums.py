@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _BYTES = 1 << 22
@@ -24,14 +25,22 @@ class PeerSums:
 
     Raises RuntimeError where GPUs can't read each other's memory."""
 
-    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
-        from torch._C._distributed_c10d import _SymmetricMemory
+    def __init__(
+        self, store: Any, backend: Any, rank: int, size: int, device: torch.device
+    ) -> None:
+        from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
 
         # the name is PyTorch's key for the group, in each process
         if rank == 0:
             store.set("name", f"looseleaf-{uuid.uuid4().hex}")
         self._name = store.get("name").decode()
         self._rank, self._size, self._device = rank, size, device
+        # the operator finds its group by the name
+        group = dist.ProcessGroup(store, rank, size)
+        kind = dist.ProcessGroup.BackendType.NCCL
+        group._register_backend(device, kind, backend)
+        group._set_group_name(self._name)
+        _register_process_group(self._name, group)
         _SymmetricMemory.set_group_info(self._name, rank, size, store)
         shape, strides = (_BYTES,), (1,)
         self._buffer = _SymmetricMemory.empty_strided_p2p(shape, strides, torch.uint8, device)
@@ -57,6 +66,9 @@ class PeerSums:
         """Let kernels go on that wait for a lost rank; their results are wrong.
 
         A kernel waits until its own signals are 1, and until those of the others are 0."""
+        from torch._C._distributed_c10d import _unregister_process_group
+
+        _unregister_process_group(self._name)
         stream = torch.cuda.Stream(self._device)
         pads = [self._memory.get_signal_pad(rank, dtype=torch.int32) for rank in range(self._size)]
         own = pads.pop(self._rank)
