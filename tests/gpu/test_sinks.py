@@ -5,7 +5,7 @@ import torch
 
 from looseleaf import LLM, SamplingParams
 from looseleaf.ops.add_sinks import add_sinks
-from looseleaf.ops.experts.mlp import expert_mlp
+from looseleaf.ops.experts.mlp import ClampedSwiglu, expert_mlp
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
 from looseleaf.types import AttnState
@@ -48,7 +48,7 @@ def test_products_of_mxfp4_at_the_sizes_of_gpt_oss(dtype, rows):
     experts = torch.rand(rows, count, device="cuda").argsort(1)[:, :slots].int().contiguous()
     routes = Routes(experts, torch.rand(rows, slots, device="cuda"))
     options = {
-        "activation": "swigluoai",
+        "activation": ClampedSwiglu(),
         "gate_up_bias": torch.randn(gate_up.features, device="cuda"),
         "down_bias": torch.randn(down.features, device="cuda"),
     }

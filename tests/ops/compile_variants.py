@@ -49,6 +49,7 @@ from looseleaf.ops.experts.group.kernel import (
     _place_kernel,
     _sum_kernel,
 )
+from looseleaf.ops.experts.mlp import ClampedSwiglu
 from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
@@ -336,7 +337,7 @@ def compiled_experts() -> Iterator[Compiled]:
             few = x[:1].expand(rows, -1).contiguous()
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
             some = Routes(pairs, torch.zeros(rows, slots))
-            expert_mlp_triton(few, *codes, some, experts, "swigluoai", biases)
+            expert_mlp_triton(few, *codes, some, experts, ClampedSwiglu(), biases)
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from found

@@ -103,7 +103,7 @@ def test_the_process_and_the_build_are_in_the_metrics(live: Live) -> None:
 
 
 def test_what_is_not_here_of_openais_api_is_refused_by_its_path(live: Live) -> None:
-    for path in ("/v1/responses", "/v1/embeddings"):
+    for path in ("/v1/conversations", "/v1/embeddings"):
         refused = live.post(path, {"model": REFERENCE_NAME, "input": "Who signs?"})
         assert refused.status_code == 404
         assert path in refused.json()["error"]["message"]

@@ -120,12 +120,14 @@ class CpuAttention:
         layers, scaling = len(self.rules), self.query_scaling
         if scaling is None:
             return [None] * layers
-        last = chunks if logit_chunks is None else logit_chunks
-        every, asked = (row_positions(decode, some) for some in (chunks, last))
-        if not bool((every >= scaling.period).any()):
+        positions = row_positions(decode, chunks)
+        if not bool((positions >= scaling.period).any()):
             return [None] * layers
-        scales = [scales_of(scaling, positions, self.row_dtype) for positions in (every, asked)]
-        return [scales[0]] * (layers - 1) + [scales[1]]
+        scales = [scales_of(scaling, positions, self.row_dtype)] * layers
+        if logit_chunks is not None:
+            positions = row_positions(decode, logit_chunks)
+            scales[-1] = scales_of(scaling, positions, self.row_dtype)
+        return scales
 
     def _prompts(
         self, chunks: Sequence[PrefillChunk], logit_chunks: Sequence[PrefillChunk] | None

@@ -154,6 +154,9 @@ class TokenScoring:
             hook = None if depth == self.model.config.num_layers else no_rows
             self._forward(tokens, watched, hook, (depth,))
             received = watched.received
+        if self.model.ranks is not None:
+            # the largest weight over all heads
+            received = self.model.ranks.largest(received)
         lengths = [sum(span.length for span in stored) for stored in spans]
         return list(received.cpu().split(lengths))
 
@@ -279,11 +282,11 @@ class TokenScoring:
         keys, values = self.model.keys_values(layer, hidden)
         rotated = rotate(keys, offset, self.attention.rotations[layer])
         stored_keys, stored_values = (kv[page, :, slot] for kv in pool.layer(layer))
-        latent = self.model.config.latent
+        latent, ranks = self.model.config.latent, self.model.ranks
         if latent is not None:
             # values are the keys' dims that do not rotate
             values, stored_values = (x[..., latent.rope_dim :] for x in (keys, stored_keys))
-        return kv_deviation(rotated, values, stored_keys, stored_values).cpu()
+        return kv_deviation(rotated, values, stored_keys, stored_values, ranks).cpu()
 
 
 def _by_depth(

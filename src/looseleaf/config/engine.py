@@ -18,6 +18,7 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 Quantize = Literal["fp8", "int8", "int4"]
 CpuKernels = Literal["auto", "native", "torch"]
 KvDType = Literal["auto", "fp8"]
+AllReduce = Literal["auto", "nccl"]
 AttentionCosts = Literal["built-in", "measured"]
 
 
@@ -113,6 +114,14 @@ class EngineConfig:
     max_model_len: int | None = option(
         None, "most tokens of prompt and answer together; default: the model's limit"
     )
+    tensor_parallel: int = option(
+        1, "GPUs, or processes on a CPU, that share the model: heads, MLP and vocabulary are split"
+    )
+    all_reduce: AllReduce = option(
+        "auto",
+        "sums over the GPUs of tensor_parallel: nccl, or auto: few rows by peer memory if the GPUs "
+        "can read each other's",
+    )
     cpu_kernels: CpuKernels = option(
         "auto",
         "decode kernels on a CPU: native (C, compiled once on this machine), torch, or auto: "
@@ -152,7 +161,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        require_positive(self, "max_model_len", "threads")
+        require_positive(self, "max_model_len", "threads", "tensor_parallel")
+        require(
+            self.tensor_parallel == 1 or not self.tiers.compute_once,
+            "compute_once has no meaning yet with tensor_parallel: leave one of them out",
+            *("compute_once", "tensor_parallel"),
+        )
         require_share(self, "canary_share", "canary_bound", zero=True)
 
     def batched_tokens(self, on_gpu: bool) -> int:

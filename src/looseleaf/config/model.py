@@ -80,8 +80,8 @@ class Quantization:
 class QueryScaling:
     """Factors of queries: ``1 + beta * log(1 + position // period)`` (Llama 4, Ministral 3).
 
-    The position is the query's own, in its sequence, whatever frame the query is rotated to. Keys
-    have no factor."""
+    The position is the query's own, in its sequence; the frame that the query is rotated to does
+    not matter. Keys have no factor."""
 
     beta: float
     period: int

@@ -26,13 +26,14 @@ from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
 from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
 from looseleaf.engine.runner.runner import Runner
-from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows
+from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows, plan_of
 from looseleaf.engine.sampling.grammar import GrammarCompiler
 from looseleaf.engine.sampling.sampler import TokenLogprob
 from looseleaf.engine.scheduler import Scheduler, StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.engine.step_budget import StepBudget
 from looseleaf.errors import (
+    DeadlineExceeded,
     EngineClosed,
     InvalidOption,
     InvalidRequest,
@@ -47,6 +48,7 @@ from looseleaf.machine.device import require_device
 from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
+from looseleaf.parallel.ranks import ALONE, command
 from looseleaf.prompt.builder import PromptBuilder
 from looseleaf.prompt.primer import RequestDefaults
 from looseleaf.prompt.request import PromptParts, Request, SystemPrompt, TextPart
@@ -86,8 +88,9 @@ class Engine:
         self.store = SegmentStore(parts.runner.pool)
         self.last_step: StepStats | None = None
         shape = parts.runner.model.config
+        self.ranks = ranks = parts.runner.model.ranks
         self.prompts = PromptBuilder(parts.tokenizer, shape.vocab_size)
-        self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size)
+        self.grammars = GrammarCompiler(parts.tokenizer, shape.vocab_size, ranks)
         self.hosting = Hosting.create(parts.runner, parts.keys, config)
         self.documents = Documents(
             self.store,
@@ -127,8 +130,8 @@ class Engine:
         step_goal = config.step_goal(on_gpu)
         if step_goal is not None:
             compute_time = self.tiering.measured_compute_time()
-            self._scheduler.goal = StepBudget(step_goal, compute_time)
-        self._drawing = Drawing(parts.runner.model.device)
+            self._scheduler.goal = StepBudget(step_goal, compute_time, ranks)
+        self._drawing = Drawing(parts.runner.model.device, ranks)
         self._requests: dict[str, RequestProgress] = {}
         self._outputs: dict[Sequence, OutputProgress] = {}
         self._warming: dict[str, Ended] = {}
@@ -200,26 +203,29 @@ class Engine:
         Raises a subclass of InvalidRequest if it can't be served, EngineClosed after `close`."""
         if not self.close.alive:
             raise EngineClosed("this engine is closed: make a new one")
-        if request.request_id in self._requests:
-            raise InvalidRequest(f"request id {request.request_id!r} is in use: choose another one")
-        number = next(self._warm_numbers if request.warms else self._numbers)
-        if self._defaults is not None:
-            request = self._defaults.applied(request)
-        if request.fuse is not None:
-            request = self._canary.adjusted(request)
-        progress = self._input_processor.take(request, self.config.seed + number)
-        if arrived is not None:
-            progress.arrived = arrived
-        self._requests[request.request_id] = progress
-        if progress.outputs[0].sequence.documents:
-            self._holdings.note(progress.outputs[0].sequence)
-        self.counters.requests += not (request.warms or request.canary)
-        for output in progress.outputs:
-            self._outputs[output.sequence] = output
-            self._scheduler.add(output.sequence)
-        if request.deadline is not None:
-            self._deadlines.add(progress)
-        return progress
+        with ALONE if self.ranks is None else self.ranks.link.command("add", request):
+            if request.request_id in self._requests:
+                raise InvalidRequest(
+                    f"request id {request.request_id!r} is in use: choose another one"
+                )
+            number = next(self._warm_numbers if request.warms else self._numbers)
+            if self._defaults is not None:
+                request = self._defaults.applied(request)
+            if request.fuse is not None:
+                request = self._canary.adjusted(request)
+            progress = self._input_processor.take(request, self.config.seed + number)
+            if arrived is not None:
+                progress.arrived = arrived
+            self._requests[request.request_id] = progress
+            if progress.outputs[0].sequence.documents:
+                self._holdings.note(progress.outputs[0].sequence)
+            self.counters.requests += not (request.warms or request.canary)
+            for output in progress.outputs:
+                self._outputs[output.sequence] = output
+                self._scheduler.add(output.sequence)
+            if request.deadline is not None:
+                self._deadlines.add(progress)
+            return progress
 
     def warm(
         self, parts: PromptParts, salt: str = "", ended: Ended = lambda _: None
@@ -233,6 +239,7 @@ class Engine:
         self._warming[name] = ended
         return progress
 
+    @command("hold")
     def hold(self, prompt: SystemPrompt) -> RequestProgress:
         """Compute and pin the pages of a service's system prompt, for all salts.
 
@@ -250,13 +257,15 @@ class Engine:
 
     def abort(self, request_id: str, error: LooseleafError | None = None) -> None:
         """End an active request, with ``error`` if it failed, and release its pages."""
-        progress = self._requests.get(request_id)
-        for output in progress.outputs if progress else ():
-            if not output.finished:
-                output.request.error = output.request.error or error
-                output.stop.close("abort")
-                self._retire(output)
+        with ALONE if self.ranks is None else self.ranks.link.command("abort", request_id, error):
+            progress = self._requests.get(request_id)
+            for output in progress.outputs if progress else ():
+                if not output.finished:
+                    output.request.error = output.request.error or error
+                    output.stop.close("abort")
+                    self._retire(output)
 
+    @command("end_output")
     def end_output(self, request_id: str, index: int) -> RequestProgress | None:
         """End one output of an active request, whose caller has found a stop string in its text.
 
@@ -278,22 +287,24 @@ class Engine:
             raise EngineClosed("this engine is closed: the answer is not complete")
         begun = self.accounting.begin_step()
         changed = self._expire(begun) if self._deadlines.entries else []
-        if self._background.works:
-            self._background.step()
-        launched = (self._ahead and self._take_ahead()) or self._launch_next(changed)
-        if self.tiering.arriving:
-            self.tiering.wake()
-        if launched is not None:
-            self._finish(launched, changed)
-        if self._warming:
-            changed += self._end_warm()
-        self.last_step = self.accounting.end_step(launched.work if launched else None)
-        if self._events is not None:
-            self._events.flush()
-        if self._had_fault:
-            self._had_fault = False
-            require_device(self.runner.model.device)
-        return list(dict.fromkeys(changed))
+        # after the deadlines, which are those of rank 0
+        with ALONE if self.ranks is None else self.ranks.link.command("step"):
+            if self._background.works:
+                self._background.step()
+            launched = (self._ahead and self._take_ahead()) or self._launch_next(changed)
+            if self.tiering.arriving:
+                self.tiering.wake()
+            if launched is not None:
+                self._finish(launched, changed)
+            if self._warming:
+                changed += self._end_warm()
+            self.last_step = self.accounting.end_step(launched.work if launched else None)
+            if self._events is not None:
+                self._events.flush()
+            if self._had_fault:
+                self._had_fault = False
+                require_device(self.runner.model.device)
+            return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:
         """Schedule a step and launch it; refused and failed requests join ``changed``."""
@@ -333,7 +344,8 @@ class Engine:
         def end(output: OutputProgress, error: Exception) -> None:
             changed.extend(self._fail([output.request], error))
 
-        return InFlightStep(work, self._drawing.draw(outputs, logits, end))
+        plan = "" if self.ranks is None else plan_of(work, self.store.pool)
+        return InFlightStep(work, self._drawing.draw(outputs, logits, end, plan))
 
     def _compute(self, work: StepWork, previous: Tensor | None) -> ComputedStep:
         """Run a step; after a fault, run its requests separately."""
@@ -341,6 +353,9 @@ class Engine:
         try:
             return ComputedStep(work, run(work, previous))
         except Exception as error:
+            if self.ranks is not None:
+                # other ranks may have no fault
+                raise
             fault = error
         return isolate_fault(run, work, previous, self._scheduler.take_back, fault)
 
@@ -392,6 +407,8 @@ class Engine:
         for draw in launched.draws:
             taking = [(row, o) for row, o in enumerate(draw.outputs) if not o.finished]
             tokens = draw.arrival.wait()
+            if self.ranks is not None:
+                self.ranks.require_all()
             for row, output in taking:
                 # a sibling's fault may have ended it
                 if not output.finished:
@@ -420,7 +437,10 @@ class Engine:
             self._retire(output)
 
     def _fail(self, requests: Iterable[RequestProgress], error: Exception) -> list[RequestProgress]:
-        """End requests with ``error``."""
+        """End requests with ``error``. With several ranks a fault ends the engine: it is raised."""
+        refuses = isinstance(error, InvalidRequest | DeadlineExceeded)
+        if self.ranks is not None and not refuses:
+            raise error
         self._had_fault = self._had_fault or not isinstance(error, LooseleafError)
         ended = list(dict.fromkeys(requests))
         for progress in ended:

@@ -89,6 +89,10 @@ def close(
     """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
 
     The arguments hold no reference to the engine, which could otherwise never be collected."""
+    ranks = tiering.ranks
+    if ranks is not None:
+        # the others write to their tiers meanwhile
+        ranks.dismiss()
     for sandbox in sandboxes:
         sandbox.close()
     indexing.close()
@@ -104,3 +108,5 @@ def close(
             # a thread of a slow tier may still write to the pages
             if tiering.tiers is None:
                 pool.release_memory()
+    if ranks is not None:
+        ranks.close()

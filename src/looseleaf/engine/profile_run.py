@@ -11,6 +11,7 @@ from looseleaf.attention.plan.groups import ReadSpan
 from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.tiering.compute_time import ComputeTime, count_keys, count_read
 from looseleaf.engine.tiering.load_controller import LoadingController
+from looseleaf.engine.tiering.rank_tiering import RankTiering
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import SegmentStore
@@ -26,18 +27,27 @@ def make_tiering(tiers: Tiers | None, store: SegmentStore, runner: Runner) -> Ti
     """The tiering of an idle engine; measures immediately if it has tiers."""
     compute_time = runner.compute_time or ComputeTime()
 
+    ranks = runner.model.ranks
+
     def measured() -> ComputeTime:
         # without tiers only budgets in seconds need the measurement
-        if compute_time.predict(1, 1) is None:
+        unknown = compute_time.predict(1, 1) is None
+        if ranks is not None:
+            unknown = ranks.link.decide("compute time", lambda: unknown)
+        if unknown:
             measure_compute_time(runner, compute_time)
         return compute_time
 
     if tiers is None:
+        if ranks is not None:
+            return RankTiering(store, measured_compute_time=measured, ranks=ranks)
         return Tiering(store, measured_compute_time=measured)
     tiers.measure()
     controller = LoadingController(
         tiers, measured(), runner.model.config.num_layers, runner.replayed_rows
     )
+    if ranks is not None:
+        return RankTiering(store, tiers, controller, measured, ranks=ranks)
     tiering = Tiering(store, tiers, controller, measured)
     if tiers.shared is not None:
 
@@ -66,7 +76,7 @@ def measure_compute_time(runner: Runner, compute_time: ComputeTime) -> None:
     taken = 0.0
     try:
         for positions_read in (first, range(most // 4), range(most - most // 4, most)):
-            if not positions_read or taken > _LONGEST:
+            if not positions_read or _is_late(runner, taken):
                 return
             spans = (ReadSpan(pages, 0, positions_read.stop, 0),)
             seconds = _time_pass(runner, pages, PrefillChunk(positions_read, spans))
@@ -78,6 +88,12 @@ def measure_compute_time(runner: Runner, compute_time: ComputeTime) -> None:
         compute_time.observe(len(blended.positions), count_read(blended), seconds, blends=True)
     finally:
         pool.free([*pages, *patch])
+
+
+def _is_late(runner: Runner, seconds: float) -> bool:
+    """Whether no pass starts any more, by the clock of rank 0."""
+    ranks, is_late = runner.model.ranks, seconds > _LONGEST
+    return is_late if ranks is None else ranks.link.decide("profile run", lambda: is_late)
 
 
 def _blended(pages: list[int], patch: list[int], most: int) -> PrefillChunk:

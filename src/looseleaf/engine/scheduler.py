@@ -170,10 +170,11 @@ class Scheduler:
             choosing, budget = self._choosing(budget)
             chunks = self._fill_chunks(budget)
         idle = not decode and not chunks and not choosing
+        layerwise = self.tiering.layerwise
         if idle and self.tiering.arriving and not any(s.warms and s.warm for s in self.running):
             # an idle step may wait for loads layer by layer
-            choosing, budget = self._choosing(budget, layerwise=True)
-            chunks = self._fill_chunks(budget, layerwise=True)
+            choosing, budget = self._choosing(budget, layerwise=layerwise)
+            chunks = self._fill_chunks(budget, layerwise=layerwise)
             if not chunks and not choosing:
                 self.tiering.wait(_LONGEST_WAIT)
             idle = False

@@ -4,7 +4,9 @@ import gc
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -22,8 +24,9 @@ from looseleaf.config import (
 )
 from looseleaf.engine.engine import Engine, EngineParts
 from looseleaf.engine.runner.runner import OnProgress, Runner, pool_dtype
-from looseleaf.errors import CheckpointNotFound, InvalidOption
+from looseleaf.errors import CheckpointNotFound, EngineFault, InvalidOption, LooseleafError
 from looseleaf.kv.keys import KeySpace
+from looseleaf.llm.ranks import start_ranks
 from looseleaf.machine.limits import available_memory
 from looseleaf.machine.threads import ThreadChoice, fit_threads
 from looseleaf.models import (
@@ -39,6 +42,7 @@ from looseleaf.models.checkpoint.checkpoint import list_tensors
 from looseleaf.models.checkpoint.file_state import folder_state, require_unchanged
 from looseleaf.models.checkpoint.gguf.tensor_table import BlockEntry
 from looseleaf.ops.dispatch import Implementation
+from looseleaf.parallel import Ranks, Shard
 from looseleaf.prompt.primer import RequestDefaults, primer_tokens
 from looseleaf.rope.frames import model_rope_fingerprint
 from looseleaf.tiers import Tiers
@@ -83,14 +87,46 @@ def load_engine(
     ModelError (CheckpointNotFound, CorruptCheckpoint, UnsupportedModel).
     """
     config = config or EngineConfig()
+    if config.tensor_parallel > 1:
+        folder, device = find_model(model), pick_device(config.device)
+        Shard(0, config.tensor_parallel).require(read_config(folder))
+        return start_ranks(partial(load_rank, folder, implementation), config, device)
     return make_engine(load_model(model, config), config, implementation, on_progress)
 
 
-def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
+def load_rank(
+    folder: Path, implementation: Implementation, config: EngineConfig, ranks: Ranks
+) -> Engine:
+    """The engine of one rank over its slices of the checkpoint ``folder``.
+
+    Raises as `load_engine`, after all ranks have loaded their slices or failed."""
+    return make_engine(
+        load_together(partial(load_model, folder), config, ranks), config, implementation
+    )
+
+
+def load_together(
+    load: Callable[[EngineConfig, Ranks], LoadedModel], config: EngineConfig, ranks: Ranks
+) -> LoadedModel:
+    """The model of this rank. Raises the first error of any rank."""
+    loaded, error = None, None
+    try:
+        loaded = load(config, ranks)
+    except LooseleafError as refusal:
+        error = refusal
+    first = ranks.link.agree("weights", error, lambda errors: next(filter(None, errors), None))
+    if loaded is None or first is not None:
+        raise first or EngineFault("a rank has no model: please report it")
+    return loaded
+
+
+def load_model(
+    model: str | Path | None, config: EngineConfig, ranks: Ranks | None = None
+) -> LoadedModel:
     """The checkpoint ``model`` with the device, dtype and length of ``config``.
 
-    Its fingerprint reads whole files if the tiers of ``config`` outlive the process. Raises as
-    `load_engine`.
+    Its fingerprint reads whole files if the tiers of ``config`` outlive the process. With ``ranks``
+    it is this rank's slice. Raises as `load_engine`.
     """
     folder = find_model(model)
     device = pick_device(config.device)
@@ -118,7 +154,11 @@ def load_model(model: str | Path | None, config: EngineConfig) -> LoadedModel:
     make_room(device)
     threads = fit_threads(config.threads, on_cpu=device.type == "cpu")
     _check_quantize(config.quantize, shape, device, dtype)
-    weights = load_weights(folder, shape, dtype, device, native=native, quantize=config.quantize)
+    weights = load_weights(
+        folder, shape, dtype, device, native=native, quantize=config.quantize, ranks=ranks
+    )
+    if ranks is not None:
+        shape = ranks.shard.local(shape)
     fingerprint = model_fingerprint(folder, whole=config.tiers.outlive)
     if config.quantize is not None:
         # keys of a narrowed model are others

@@ -29,12 +29,17 @@ from looseleaf.models.layers import (
     project_heads,
 )
 from looseleaf.models.linear import look_up, project
+from looseleaf.parallel import Ranks
 from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
 
 
 class Decoder:
-    """A decoder-only transformer over rows of tokens from any requests."""
+    """A decoder-only transformer over rows of tokens from any requests.
+
+    With ``ranks``, heads, columns of the MLP and vocabulary are those of this rank, as in
+    ``config``, which has the whole vocabulary. All ranks call the same methods in the same order.
+    """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
@@ -46,7 +51,9 @@ class Decoder:
             for rope, scale in scales.items()
         }
         self._query_scales = [on_device[config.rope_of(n)] for n in range(config.num_layers)]
-        self._chain = LayerChain.create(config, weights)
+        self.ranks = weights.ranks
+        # a chain has no place for sums over ranks
+        self._chain = LayerChain.create(config, weights) if self.ranks is None else None
         # branches are added to the stream without a norm or a multiplier
         self._plain = not config.post_norms and config.residual_multiplier == 1.0
         # Gemma rounds the root of the hidden size to the dtype; Granite's multipliers are exact
@@ -101,6 +108,8 @@ class Decoder:
     def logits(self, hidden: Float[Tensor, "rows hidden_size"]) -> Float[Tensor, "rows vocab_size"]:
         """Scores over the vocabulary, in the model's dtype."""
         config, scores = self.config, project(hidden, self.weights.lm_head)
+        if self.ranks is not None:
+            scores = self.ranks.vocabulary(scores, config.vocab_size)
         if config.logits_scaling != 1.0:
             scores = scores / config.logits_scaling
         if config.final_soft_cap:
@@ -118,10 +127,21 @@ class Decoder:
         return k, v
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        embedded = look_up(self.weights.embedding, tokens)
+        if self.ranks is None:
+            embedded = look_up(self.weights.embedding, tokens)
+        else:
+            embedded = self._embed_split(tokens, self.ranks)
         if self._embedding_multiplier == 1.0:
             return embedded
         return embedded * self._embedding_multiplier
+
+    def _embed_split(self, tokens: Tensor, ranks: Ranks) -> Tensor:
+        """Embeddings, each of them from the rank that has its token."""
+        own = ranks.shard.vocabulary(self.config.vocab_size)
+        is_own = (tokens >= own.start) & (tokens < own.stop)
+        rows = (tokens - own.start).clamp(0, max(0, own.stop - own.start - 1))
+        embedded = look_up(self.weights.embedding, rows)
+        return ranks.sum(embedded.masked_fill(~is_own[:, None], 0.0))
 
     def _layer(
         self,
@@ -131,7 +151,7 @@ class Decoder:
         attend: Attend,
         last_rows: Tensor | None,
     ) -> Stream:
-        config = self.config
+        config, ranks = self.config, self.ranks
         normed, stream = apply_norm(stream, layer.input_norm, config)
         product = project_heads if normed.is_cuda else project
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
@@ -141,9 +161,9 @@ class Decoder:
         if not len(attended):
             return stream
         if self._plain:
-            stream = add_projected(stream, attended, layer.output)
+            stream = add_projected(stream, attended, layer.output, ranks)
         else:
-            stream = add_branch(stream, attended, layer.output, layer.output_norm, config)
+            stream = add_branch(stream, attended, layer.output, layer.output_norm, config, ranks)
         if not config.parallel_residual:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
         if layer.router is not None:
@@ -151,8 +171,8 @@ class Decoder:
             return add_summands(stream, branch, layer.down_norm, config)
         inner = apply_gated(normed, layer.gate_up, config)
         if self._plain:
-            return add_projected(stream, inner, layer.down)
-        return add_branch(stream, inner, layer.down, layer.down_norm, config)
+            return add_projected(stream, inner, layer.down, ranks)
+        return add_branch(stream, inner, layer.down, layer.down_norm, config, ranks)
 
     def _chained(
         self, chain: LayerChain, stream: Tensor, attend: Attend, last_rows: Tensor | None

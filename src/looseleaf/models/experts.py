@@ -15,7 +15,7 @@ from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.split_linear import MAX_ROWS, num_parts, split_linear
-from looseleaf.ops.experts.mlp import Stacked, expert_mlp
+from looseleaf.ops.experts.mlp import Activation, ClampedSwiglu, Stacked, expert_mlp
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.native import can_sum, expert_mlp_native
 from looseleaf.ops.experts.route import Routes, route
@@ -36,11 +36,16 @@ def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> T
         _stacked(layer.gate_up),
         _stacked(layer.down),
         routes,
-        activation=config.activation,
-        swiglu=(config.swiglu_alpha, config.swiglu_limit),
+        activation=_activation(config),
         gate_up_bias=layer.gate_up.bias,
         down_bias=layer.down.bias,
     )
+
+
+def _activation(config: ModelConfig) -> Activation:
+    if config.activation == "swigluoai":
+        return ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit)
+    return config.activation
 
 
 def _packed(layer: LayerWeights, config: ModelConfig) -> tuple[PackedMatrix, PackedMatrix] | None:

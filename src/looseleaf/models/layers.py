@@ -23,6 +23,7 @@ from looseleaf.ops.dense.rms_norm import rms_norm
 from looseleaf.ops.dense.rms_norm.native import rms_norm_native
 from looseleaf.ops.dense.silu_mul import silu_mul
 from looseleaf.ops.dense.split_linear import num_parts, serves_whole, split_linear, whole_linear
+from looseleaf.parallel import Ranks
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -101,12 +102,15 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All tensors of a decoder, on one device, in one dtype; a tied head shares the embedding."""
+    """All tensors of a decoder, on one device, in one dtype; a tied head shares the embedding.
+
+    With ``ranks`` they are this rank's slices: of heads, columns of the MLP, and the vocabulary."""
 
     embedding: Tensor | QuantizedWeight
     layers: tuple[LayerWeights, ...]
     final_norm: Norm
     lm_head: Projection
+    ranks: Ranks | None = None
 
 
 class Stream(NamedTuple):
@@ -123,12 +127,16 @@ class Stream(NamedTuple):
         return self.total + _whole(self.pending, self.total.dtype)
 
 
-def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Stream:
-    """The stream plus ``hidden @ weight.T + bias``, which may be left pending.
+def add_projected(
+    stream: Stream, hidden: Tensor, projection: Projection, ranks: Ranks | None = None
+) -> Stream:
+    """The stream plus ``hidden @ weight.T + bias``, summed over ``ranks``; may be left pending.
 
     May change ``stream`` in place: do not use it again.
     """
     total = stream.total if stream.pending is None else stream.settled()
+    if ranks is not None:
+        return Stream(total, ranks.sum(_branch(hidden, projection)))
     if not total.is_cuda:
         return Stream(add_project(total, hidden, projection))
     if len(hidden) <= _FEW_ROWS:
@@ -137,11 +145,20 @@ def add_projected(stream: Stream, hidden: Tensor, projection: Projection) -> Str
 
 
 def add_branch(
-    stream: Stream, hidden: Tensor, projection: Projection, norm: Norm | None, config: ModelConfig
+    stream: Stream,
+    hidden: Tensor,
+    projection: Projection,
+    norm: Norm | None,
+    config: ModelConfig,
+    ranks: Ranks | None = None,
 ) -> Stream:
     """As `add_projected`, with the product normed by ``norm`` and times the model's multiplier."""
-    few = hidden.is_cuda and len(hidden) <= _FEW_ROWS
-    branch = _summands(hidden, projection) if few else project(hidden, projection)
+    if ranks is not None:
+        branch = ranks.sum(_branch(hidden, projection))
+    elif hidden.is_cuda and len(hidden) <= _FEW_ROWS:
+        branch = _summands(hidden, projection)
+    else:
+        branch = project(hidden, projection)
     return add_summands(stream, branch, norm, config)
 
 
@@ -155,6 +172,13 @@ def add_summands(stream: Stream, branch: Tensor, norm: Norm | None, config: Mode
     if config.residual_multiplier != 1.0:
         branch = branch * config.residual_multiplier
     return Stream(stream.settled(), branch)
+
+
+def _branch(hidden: Tensor, projection: Projection) -> Tensor:
+    """``hidden @ weight.T + bias`` as one tensor, by the fastest product."""
+    if hidden.is_cuda and len(hidden) <= _FEW_ROWS:
+        return _whole(_summands(hidden, projection), hidden.dtype)
+    return project(hidden, projection)
 
 
 def _whole(summands: Tensor, dtype: torch.dtype) -> Tensor:

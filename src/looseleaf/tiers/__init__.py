@@ -20,7 +20,7 @@ from looseleaf.tiers.stores.ledger import Ledger
 from looseleaf.tiers.stores.remote import RemoteTier
 from looseleaf.tiers.stores.shared import SharedTier, shared_tier
 from looseleaf.tiers.tiers import PagedSegment, Tiers, TierState, tenant_of
-from looseleaf.tiers.transfer.load import Load, LoadFailed
+from looseleaf.tiers.transfer.load import Load, LoadFailed, LoadState
 from looseleaf.tiers.transfer.pool_copy import PageExport
 from looseleaf.tiers.wrapping import WrappedTier
 
@@ -31,6 +31,7 @@ __all__ = [
     "PagedSegment",
     "Load",
     "LoadFailed",
+    "LoadState",
     "PageExport",
     "tenant_of",
     "Tier",

@@ -12,6 +12,7 @@ from looseleaf import LLM, Fuse
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import reference_model
 from looseleaf_lab.cli.evals.evaluate import evaluate
+from looseleaf_lab.cli.evals.shared import model_label
 from looseleaf_lab.evals.distance.arms import PLAIN, choose_arms, of_policy
 from looseleaf_lab.evals.distance.ceiling import CEILINGS
 from looseleaf_lab.evals.distance.logits import divergence
@@ -158,3 +159,13 @@ def test_the_command_prints_laws_and_verdicts_and_appends_rows(file: Path, tmp_p
     assert {row["questions"] for row in read} == {"1"}
     refused = CliRunner().invoke(evaluate, ["file", str(file), "--measure", "taste"])
     assert "unknown measure 'taste'" in str(refused.exception or refused.output)
+
+
+def test_a_model_is_named_by_its_folder_or_file() -> None:
+    names = {
+        "/real/SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M-Instruct",
+        "Qwen2.5-Coder-0.5B-Instruct.gguf": "Qwen2.5-Coder-0.5B-Instruct",
+        "gemma-3-270m.Q4_K_M.gguf": "gemma-3-270m",
+        "Qwen/Qwen2.5-7B-Instruct": "Qwen2.5-7B-Instruct",
+    }
+    assert {path: model_label(path) for path in names} == names

@@ -4,6 +4,7 @@ For speed only: the answers of a random model are meaningless."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.parallel import Ranks
 from looseleaf_lab.testing.quantized import normal_blocks
 
 MODEL_SHAPES = {
@@ -45,6 +47,28 @@ MODEL_SHAPES = {
         intermediate_size=14_336,
         num_layers=32,
         num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rope=RopeConfig(
+            head_dim=128,
+            rotary_dim=128,
+            theta=500_000.0,
+            law="llama3",
+            factor=8.0,
+            max_position_embeddings=131_072,
+            original_max_position_embeddings=8192,
+        ),
+        max_position_embeddings=131_072,
+        norm_eps=1e-5,
+        torch_dtype="bfloat16",
+    ),
+    "llama-3.1-70b": ModelConfig(
+        family="llama",
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_layers=80,
+        num_qo_heads=64,
         num_kv_heads=8,
         head_dim=128,
         rope=RopeConfig(
@@ -85,7 +109,11 @@ MODEL_SHAPES = {
         num_kv_heads=8,
         head_dim=64,
         rope=RopeConfig(
-            **{"head_dim": 64, "rotary_dim": 64, "theta": 150_000.0, "law": "yarn", "factor": 32.0},
+            head_dim=64,
+            rotary_dim=64,
+            theta=150_000.0,
+            law="yarn",
+            factor=32.0,
             truncate=False,
             max_position_embeddings=131_072,
             original_max_position_embeddings=4096,
@@ -262,15 +290,61 @@ def random_engine(
     return make_engine(loaded, config)
 
 
-def random_mxfp4(
-    rows: int, columns: int, device: torch.device, generator: torch.Generator
-) -> Mxfp4Matrix:
-    """Any codes, with values of about ``columns ** -0.5``."""
-    size, options = (rows, columns // 2), {"dtype": torch.uint8, "device": device}
-    codes = torch.randint(0, 256, size, generator=generator, **options)  # type: ignore[call-overload]
+def random_rank(
+    shape: str, quantize: Quantize | None, config: EngineConfig, ranks: Ranks | None = None
+) -> Engine:
+    """An engine over random weights, one of ``ranks`` or the only one. Prompts must be token ids.
+
+    ``quantize`` narrows the matrices of layers on a GPU."""
+    model, folder, device = model_shape(shape), reference_model(), torch.device(config.device)
+    length = config.max_model_len or model.max_position_embeddings
+    local = model.frozen_at(length)
+    if ranks is not None:
+        ranks.shard.require(local)
+        local = ranks.shard.local(local)
+    dtype = getattr(torch, model.torch_dtype)
+    weights = random_weights(local, dtype, device, quantize=quantize, ranks=ranks)
+    tokenizer, name = Tokenizer(folder), f"random {shape}".encode()
+    loaded = LoadedModel(folder, local, Decoder(local, weights), tokenizer, name, length)
+    return make_engine(loaded, config)
+
+
+def _mxfp4(rows: int, columns: int, dtype: torch.dtype, generator: torch.Generator) -> Projection:
+    """Experts in MXFP4, with values of about ``columns ** -0.5``."""
+    device = generator.device
+    if device.type != "cuda":
+        return Projection(QuantizedWeight.create([normal_blocks("MXFP4", rows, columns)], dtype))
+    size = (rows, columns // 2)
+    codes = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device=device)
     # the mean square of the 16 floats is about 2 ** 3
     power = 127 - round(math.log2(columns) / 2 + 1.5)
-    return Mxfp4Matrix(codes, torch.full((rows, columns // 32), power, **options))  # type: ignore[call-overload]
+    scales = torch.full((rows, columns // 32), power, dtype=torch.uint8, device=device)
+    return Projection(QuantizedWeight([Mxfp4Matrix(codes, scales)], dtype))
+
+
+def _with_biases(layer: LayerWeights, model: ModelConfig, device: torch.device) -> LayerWeights:
+    """``layer`` with the biases and sinks of its model, all 0."""
+
+    def biased(plain: Projection, has_bias: bool) -> Projection:
+        weight = plain.weight
+        # quantized products add their bias in fp32
+        dtype = torch.float32 if isinstance(weight, QuantizedWeight) else weight.dtype
+        zeros = torch.zeros(weight.shape[0], dtype=dtype, device=device)
+        return plain._replace(bias=zeros) if has_bias else plain
+
+    law, router = model.experts, layer.router
+    of_experts = law is not None and law.expert_bias and router is not None
+    if router is not None and law is not None and law.router_bias:
+        router = router._replace(bias=torch.zeros(law.num_experts, device=device))
+    return replace(
+        layer,
+        qkv=biased(layer.qkv, model.qkv_bias),
+        output=biased(layer.output, model.output_bias),
+        gate_up=biased(layer.gate_up, of_experts),
+        down=biased(layer.down, of_experts),
+        router=router,
+        sinks=torch.zeros(model.num_qo_heads, device=device) if model.sinks else None,
+    )
 
 
 def fused_features(model: ModelConfig) -> int:
@@ -309,12 +383,14 @@ def random_weights(
     device: torch.device,
     blocks: str | None = None,
     quantize: Quantize | None = None,
+    ranks: Ranks | None = None,
 ) -> DecoderWeights:
     """Normal weights with outputs of order 1; norms have weight 1, biases and sinks are 0.
 
     Experts of a model in MXFP4 are in that format: on a GPU in the checkpoint's bytes, on a CPU in
     blocks. With ``blocks``, all matrices are quantized in that GGUF format, and activations are
-    ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes."""
+    ``dtype``. With ``quantize``, matrices of layers are narrowed to these codes. With ``ranks``,
+    ``model`` is that of one rank, which has its share of the vocabulary."""
     generator = torch.Generator(device).manual_seed(0)
     hidden, law = model.hidden_size, model.experts
     features = fused_features(model)
@@ -331,25 +407,6 @@ def random_weights(
         ones = torch.ones(size, dtype=dtype, device=device)
         return Norm(ones, native=has_native_norm(dtype, device))
 
-    def zeros(
-        size: int, exists: bool, like: Tensor | QuantizedWeight | None = None
-    ) -> Tensor | None:
-        # sinks, and biases of quantized products, are fp32
-        wide = like is None or isinstance(like, QuantizedWeight)
-        kind = torch.float32 if wide else dtype
-        return torch.zeros(size, dtype=kind, device=device) if exists else None
-
-    def experts(rows: int, columns: int, bias: bool) -> Projection:
-        if model.quantization is None or model.quantization.method != "mxfp4":
-            plain = projection(rows, columns, packs=False)
-        elif device.type == "cuda":
-            matrix = random_mxfp4(rows, columns, device, generator)
-            plain = Projection(QuantizedWeight([matrix], dtype))
-        else:
-            matrices = [normal_blocks("MXFP4", rows, columns)]
-            plain = Projection(QuantizedWeight.create(matrices, dtype))
-        return plain._replace(bias=zeros(rows, bias, plain.weight))
-
     def projection(rows: int, columns: int, packs: bool = True) -> Projection:
         if blocks is not None:
             return Projection(random_quantized(rows, columns))
@@ -365,33 +422,38 @@ def random_weights(
             return {"gate_up": projection(2 * inner, hidden), "down": projection(hidden, inner)}
         count, inner = law.num_stored, law.intermediate_size
         router = random_weight(law.num_experts, hidden)
-        weight = padded_router(router) if router.is_cuda else router.float()
+        sizes = (count * 2 * inner, hidden), (count * hidden, inner)
+        if model.quantization is not None and model.quantization.method == "mxfp4":
+            matrices = [_mxfp4(*size, dtype, generator) for size in sizes]
+        else:
+            matrices = [projection(*size, packs=False) for size in sizes]
         return {
-            "gate_up": experts(count * 2 * inner, hidden, law.expert_bias),
-            "down": experts(count * hidden, inner, law.expert_bias),
-            "router": Router(weight, zeros(law.num_experts, law.router_bias)),
+            "gate_up": matrices[0],
+            "down": matrices[1],
+            "router": Router(padded_router(router) if router.is_cuda else router.float()),
         }
-
-    def biased(plain: Projection, rows: int, has_bias: bool) -> Projection:
-        return plain._replace(bias=zeros(rows, has_bias, plain.weight))
 
     head_norm = norm(model.head_dim) if model.qk_norm else None
     layers = tuple(
         LayerWeights(
             input_norm=norm(),
-            qkv=biased(projection(features, hidden), features, model.qkv_bias),
-            output=biased(projection(hidden, model.output_dim), hidden, model.output_bias),
+            qkv=projection(features, hidden),
+            output=projection(hidden, model.output_dim),
             mlp_norm=norm(),
             **mlp(layer),
             q_norm=head_norm,
             k_norm=head_norm,
-            sinks=zeros(model.num_qo_heads, model.sinks),
             latent=random_latent(model, random_weight, norm, projection),
         )
         for layer in range(model.num_layers)
     )
+    layers = tuple(_with_biases(layer, model, device) for layer in layers)
+    vocabulary = model.vocab_size
+    if ranks is not None:
+        own = ranks.shard.vocabulary(vocabulary)
+        vocabulary = own.stop - own.start
     if blocks is not None:
-        quantized = random_quantized(model.vocab_size, hidden)
-        return DecoderWeights(quantized, layers, norm(), Projection(quantized))
-    head = pack(Projection(random_weight(model.vocab_size, hidden)))
-    return DecoderWeights(random_weight(model.vocab_size, hidden), layers, norm(), head)
+        quantized = random_quantized(vocabulary, hidden)
+        return DecoderWeights(quantized, layers, norm(), Projection(quantized), ranks)
+    head = pack(Projection(random_weight(vocabulary, hidden)))
+    return DecoderWeights(random_weight(vocabulary, hidden), layers, norm(), head, ranks)

@@ -16,10 +16,12 @@ from torch import Tensor
 from looseleaf.blend.budget import Budget
 from looseleaf.blend.selectors.base import Evidence, Selector
 from looseleaf.errors import InvalidOption
+from looseleaf.parallel import Ranks
 
 # in 16 bits it is the result of each layer that is rounded, in fp32 a sum of many terms
 _NOISE_STEPS = 3
 _LEAST_NOISE = 2.0**-16
+_TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,19 @@ def kv_deviation(
     values: Float[Tensor, "tokens kv_heads head_dim"],
     stored_keys: Float[Tensor, "tokens kv_heads head_dim"],
     stored_values: Float[Tensor, "tokens kv_heads head_dim"],
+    ranks: Ranks | None = None,
 ) -> Float[Tensor, " tokens"]:
     """Relative change of each token's keys plus that of its values, fp32; 0 within rounding.
 
+    With ``ranks`` each has some of the heads, and all get the change over all heads.
+
     Fresh and stored keys must have the same frame. The change is relative because keys are often
     longer than values; CacheBlend uses the absolute difference."""
-    change = _relative_change(keys, stored_keys) + _relative_change(values, stored_values)
+    norms = [*_norms(keys, stored_keys), *_norms(values, stored_values)]
+    if ranks is not None:
+        norms = [*ranks.sum(torch.stack(norms).square()).sqrt()]
+    of_keys, keys_norm, of_values, values_norm = norms
+    change = of_keys / keys_norm.clamp_min(_TINY) + of_values / values_norm.clamp_min(_TINY)
     # rounding depends on step sizes, and the choice must not
     return change.masked_fill(change < _noise(values.dtype), 0.0)
 
@@ -72,11 +81,11 @@ def _noise(dtype: torch.dtype) -> float:
     return max(_NOISE_STEPS * torch.finfo(dtype).eps, _LEAST_NOISE)
 
 
-def _relative_change(
+def _norms(
     fresh: Float[Tensor, "tokens kv_heads head_dim"],
     stored: Float[Tensor, "tokens kv_heads head_dim"],
-) -> Float[Tensor, " tokens"]:
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """The norm of each token's change, and that of its stored vector."""
     fresh, stored = fresh.float().flatten(1), stored.float().flatten(1)
-    change = torch.linalg.vector_norm(fresh - stored, dim=1)
-    relative: Tensor = change / torch.linalg.vector_norm(stored, dim=1).clamp_min(1e-12)
-    return relative
+    norm = torch.linalg.vector_norm
+    return norm(fresh - stored, dim=1), norm(stored, dim=1)

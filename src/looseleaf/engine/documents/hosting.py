@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import torch
+
 from looseleaf.attention.paged import PagedAttention
 from looseleaf.config import EngineConfig, IndexConfig
 from looseleaf.engine.background import Enlist
@@ -19,12 +21,14 @@ from looseleaf.engine.documents.host_prefill import LEARNING, HostedPass, Hostin
 from looseleaf.engine.documents.host_store import is_stored, load, store, stored_key
 from looseleaf.engine.runner.runner import OnProgress, Runner
 from looseleaf.engine.sequence import Sequence
-from looseleaf.errors import InvalidRequest
+from looseleaf.errors import EngineFault, InvalidRequest
 from looseleaf.index import Heads, build_segment
 from looseleaf.index.host.attend import HostedCounters
 from looseleaf.index.host.segment import HostedSegment
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.models import Decoder
+from looseleaf.parallel import Link, Ranks
+from looseleaf.parallel.ranks import command
 from looseleaf.prompt.request import PromptParts, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import HOSTED, DiskTier, Ledger, TierFault
@@ -67,6 +71,7 @@ class Hosting:
     folder: Path | None = None
     wake: Callable[[], None] = lambda: None
     enlist: Enlist = lambda work: None
+    ranks: Ranks | None = None
     loaded: int = 0
     built: int = 0
     _segments: dict[SegmentKey, HostedSegment] = field(default_factory=dict)
@@ -82,9 +87,16 @@ class Hosting:
         With a ``disk_path`` its folder ``hosted`` stores at most ``disk_gib`` of documents. An
         unusable folder is logged; documents are then computed again at the next start."""
         on_gpu = runner.model.device.type == "cuda"
-        hosting = cls(runner.model, runner.attention, keys, config.batched_tokens(on_gpu))
+        hosting = cls(
+            runner.model,
+            runner.attention,
+            keys,
+            config.batched_tokens(on_gpu),
+            ranks=runner.model.ranks,
+        )
         tiers = config.tiers
-        if tiers.disk_path is not None:
+        # ranks compute host-resident documents together, so none loads one alone
+        if tiers.disk_path is not None and hosting.ranks is None:
             root = Path(tiers.disk_path).expanduser() / HOSTED
             try:
                 num_bytes = int(tiers.disk_gib * 2**30)
@@ -117,13 +129,32 @@ class Hosting:
         return None if hosted is None else replace(hosted.counters)
 
     def find(self, key: SegmentKey) -> HostedSegment | None:
-        """The document of ``key`` if it is computed and indexed."""
-        return self._segments.get(key)
+        """The document of ``key`` if it is computed and indexed.
+
+        With several ranks only the engine's thread may call this."""
+        if self.ranks is None:
+            return self._segments.get(key)
+        return self._find_on_all(key, self.ranks.link)
+
+    def _find_on_all(self, key: SegmentKey, link: Link) -> HostedSegment | None:
+        """`find` on rank 0; other ranks wait for their own index."""
+        if not link.decide("hosted", lambda: key in self._segments):
+            return None
+        job = self._jobs.get(key)
+        if job is not None:
+            job.finished.wait()
+        if key not in self._segments:
+            raise EngineFault("a host-resident document has no index on a rank: register it again")
+        return self._segments[key]
 
     def is_coming(self, key: SegmentKey) -> bool:
         """Whether a job computes the document of ``key`` for the first time."""
-        return key in self._jobs and key not in self._segments
+        is_coming = key in self._jobs and key not in self._segments
+        if self.ranks is None:
+            return is_coming
+        return self.ranks.link.decide("hosted soon", lambda: is_coming)
 
+    @command("hosting.forget")
     def forget(self, key: SegmentKey) -> bool:
         """Drop a document and its job from memory and tier; returns whether it was ready.
 
@@ -153,6 +184,21 @@ class Hosting:
         A document in the tier is loaded immediately, or with ``beside`` by a thread. Raises
         InvalidRequest if it exceeds the model's positions, if the model's scores are not plain
         inner products, if no kernel reads host memory, or if a job with another index runs."""
+        if self.ranks is None:
+            return self._add(parts, salt, config, on_progress, beside=beside)
+        with self.ranks.link.command("hosting.add", parts, salt, config, beside=beside):
+            return self._add(parts, salt, config, on_progress, beside=beside)
+
+    def _add(
+        self,
+        parts: PromptParts,
+        salt: str,
+        config: IndexConfig,
+        on_progress: OnProgress | None,
+        *,
+        beside: bool,
+    ) -> HostingJob:
+        """`add` on this rank."""
         page_size = self.attention.pool.page_size
         request = Request("(hosted)", parts, SamplingParams(max_tokens=1), salt, warms=True)
         sequence = Sequence(request, 0, self.keys, page_size)
@@ -278,7 +324,7 @@ class Hosting:
 
     def _begin(self, job: HostingJob, act: Callable[[HostingJob], None]) -> None:
         job.thread = thread = threading.Thread(
-            target=act, args=(job,), name="looseleaf-indexing", daemon=True
+            target=self._beside, args=(act, job), name="looseleaf-indexing", daemon=True
         )
         try:
             thread.start()
@@ -289,6 +335,12 @@ class Hosting:
             # also after an interrupt, which may come when the thread runs
             both = (*self._threads, thread)
             self._threads[:] = filter(threading.Thread.is_alive, both)
+
+    def _beside(self, act: Callable[[HostingJob], None], job: HostingJob) -> None:
+        """Call ``act`` in a thread, which has the first GPU by default."""
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
+        act(job)
 
     def _index(self, job: HostingJob) -> None:
         segment, shape = job.segment, self.model.config

@@ -31,6 +31,8 @@ from looseleaf.errors import (
 )
 from looseleaf.kv.keys import KeySpace, SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.parallel import Ranks
+from looseleaf.parallel.ranks import command
 from looseleaf.prompt.placements import DocumentUse
 from looseleaf.prompt.request import Document, DocumentPart, PromptParts
 from looseleaf.tiers import Tiers
@@ -60,9 +62,15 @@ class Documents:
     def __post_init__(self) -> None:
         self._evicted_keys = EvictedSegmentKeys(self.tiers)
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks of the engine, which have the same documents."""
+        return None if self.hosting is None else self.hosting.ranks
+
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
 
+    @command("documents.register")
     def register(
         self,
         document: Document,
@@ -156,6 +164,7 @@ class Documents:
         until another document is registered under its id."""
         return self._entry(document_id, salt).failure
 
+    @command("documents.pin")
     def pin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Keep a document's segments in the cache; evicted segments are computed again.
 
@@ -174,6 +183,7 @@ class Documents:
         self._pin_ready(entry)
         return self._info(entry)
 
+    @command("documents.unpin")
     def unpin(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Allow the eviction of a document's segments again."""
         entry = self._entry(document_id, salt)
@@ -188,6 +198,7 @@ class Documents:
                 self.tiers.pin(key, False)
         return self._info(entry)
 
+    @command("documents.delete")
     def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document; returns its last state.
 

@@ -91,8 +91,14 @@ class Runner:
         costs = None
         if config.attention_costs == "measured":
             costs = _measured_costs(model, config, partial(on_progress, "costs of attention"))
+        num_pages = _pool_pages(config.cache, sequences, model, max_model_len)
+        if model.ranks is not None:
+            # plans depend on both
+            own, link = costs, model.ranks.link
+            costs = link.decide("attention costs", lambda: own)
+            num_pages = link.agree("pages", num_pages, min)
         pool = PagePool(
-            num_pages=_pool_pages(config.cache, sequences, model, max_model_len),
+            num_pages=num_pages,
             page_size=config.cache.page_size,
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
@@ -150,10 +156,19 @@ class Runner:
 
         Without this call each kernel and graph is prepared at its first use. On a CPU this returns
         immediately."""
+        ranks = self.model.ranks
         if self.graphs is None:
             return
+        if ranks is None:
+            self._warm_up(self.graphs, on_progress)
+            return
+        with ranks.link.command("runner.warm_up"):
+            self._warm_up(self.graphs, on_progress)
+
+    def _warm_up(self, graphs: StepGraphs, on_progress: OnProgress) -> None:
+        """`warm_up` on this rank."""
         self._compile_kernels(on_progress)
-        jobs = warming(self.model, self.attention, self.graphs, self.passes)
+        jobs = warming(self.model, self.attention, graphs, self.passes)
         for completed, job in enumerate(jobs):
             on_progress("graphs", completed, len(jobs))
             job()

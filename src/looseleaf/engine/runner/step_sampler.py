@@ -16,6 +16,8 @@ from looseleaf.engine.sampling.state import SamplingBatch
 from looseleaf.engine.scheduler import StepWork
 from looseleaf.engine.sequence import Sequence
 from looseleaf.graphs.rows import to_device
+from looseleaf.kv.pool import PagePool
+from looseleaf.parallel import Ranks
 
 OnFault = Callable[[OutputProgress, Exception], None]
 
@@ -63,6 +65,12 @@ def drawing_rows(work: StepWork, logits: Tensor) -> tuple[list[Sequence], Tensor
     return [sequences[row] for row in rows], logits.index_select(0, index)
 
 
+def plan_of(work: StepWork, pool: PagePool) -> str:
+    """A digest of a step, which is the same on all ranks."""
+    chunks = [(chunk.start, chunk.stop) for chunk in work.chunks]
+    return f"{pool.num_freed} {pool.num_free} {len(work.decode)} {chunks}"
+
+
 @dataclass(frozen=True)
 class Draw:
     """Tokens for ``outputs``, in the order of ``sampled``; ``arrival`` copies them to the host."""
@@ -82,9 +90,12 @@ class InFlightStep:
 
 @dataclass(eq=False)
 class Drawing:
-    """Samples steps. Consecutive steps of the same outputs share one sampling batch."""
+    """Samples steps. Consecutive steps of the same outputs share one sampling batch.
+
+    With ``ranks`` only rank 0 samples, and sends the tokens."""
 
     device: torch.device
+    ranks: Ranks | None = None
     _sampler: Sampler = field(default_factory=Sampler)
     _outputs: list[OutputProgress] = field(default_factory=list)
     _batch: SamplingBatch | None = None
@@ -94,9 +105,12 @@ class Drawing:
         outputs: list[OutputProgress],
         logits: Float[Tensor, "outputs vocab_size"],
         on_fault: OnFault,
+        plan: str = "",
     ) -> list[Draw]:
         """The next token of every output. ``on_fault`` is called with each output that fails, and
-        ends it."""
+        ends it. Raises EngineFault for ranks whose ``plan`` of the step differs."""
+        if plan and self.ranks is not None:
+            return self._draw_on_ranks(outputs, logits, on_fault, plan, self.ranks)
         try:
             sampled = self._sampler.sample(logits, self._batch_of(outputs))
             return [Draw(outputs, sampled, Arrival.of(sampled.token_ids))]
@@ -113,6 +127,41 @@ class Drawing:
             if not output.finished
             for draw in self.draw([output], logits[row : row + 1], on_fault)
         ]
+
+    def _draw_on_ranks(
+        self,
+        outputs: list[OutputProgress],
+        logits: Float[Tensor, "outputs vocab_size"],
+        on_fault: OnFault,
+        plan: str,
+        ranks: Ranks,
+    ) -> list[Draw]:
+        """`draw` on rank 0, for all ranks."""
+        faults = list[tuple[int, Exception]]()
+
+        def note(output: OutputProgress, error: Exception) -> None:
+            faults.append((outputs.index(output), error))
+
+        draws = self.draw(outputs, logits, note) if ranks.link.leads else []
+        # after a fault each output is drawn separately
+        indices = [[outputs.index(output) for output in draw.outputs] for draw in draws]
+        sent = [[*range(len(outputs))]] == indices and not faults
+        faulty = ranks.link.decide(f"step {plan}", lambda: None if sent else (indices, faults))
+        indices, faults = faulty or ([[*range(len(outputs))]], [])
+        for index, error in faults:
+            on_fault(outputs[index], error)
+        if ranks.link.leads:
+            for draw in draws:
+                ranks.collectives.broadcast(draw.sampled.token_ids)
+            return draws
+        return [self._received([outputs[n] for n in rows]) for rows in indices]
+
+    def _received(self, outputs: list[OutputProgress]) -> Draw:
+        """The tokens of rank 0 for ``outputs``."""
+        assert self.ranks is not None
+        tokens = torch.empty(len(outputs), dtype=torch.int64, device=self.device)
+        tokens = self.ranks.collectives.broadcast(tokens)
+        return Draw(outputs, SampledTokens(tokens, {}), Arrival.of(tokens))
 
     def _batch_of(self, outputs: list[OutputProgress]) -> SamplingBatch:
         if self._batch is None or self._outputs != outputs:

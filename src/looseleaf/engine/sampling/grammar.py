@@ -16,9 +16,11 @@ from typing import Any
 from looseleaf.engine.json_schema.support import library_schema
 from looseleaf.engine.sampling.call_blocks import CallBlock
 from looseleaf.engine.sampling.grammar_state import CompiledGrammar, GrammarState, short_reason
+from looseleaf.engine.sampling.rank_grammar import RankGrammar
 from looseleaf.engine.sampling.triggered import TriggeredGrammar, TriggeredState
 from looseleaf.errors import InvalidRequest, LimitExceeded, install
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.parallel import Ranks
 from looseleaf.sampling_params import Grammar
 from looseleaf.sandbox import Limits, Sandbox
 from looseleaf.sandbox.grammars import greedy_encoder, make_matcher
@@ -46,8 +48,8 @@ class GrammarCompiler:
     are per salt, so compile times reveal no other tenant's grammars. Safe to share between threads.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ranks: Ranks | None = None) -> None:
+        self._tokenizer, self._ranks = tokenizer, ranks
         self.vocab_size = vocab_size
         self._ends = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)
         self._lock = threading.Lock()
@@ -90,13 +92,19 @@ class GrammarCompiler:
                 self._latest.popitem(last=False)
         return compiled
 
-    def start(self, grammar: Grammar, salt: str) -> GrammarState | TriggeredState:
+    def start(self, grammar: Grammar, salt: str) -> GrammarState | TriggeredState | RankGrammar:
         """The state at the beginning of an output; compiles only if ``grammar`` is not in use.
 
-        Raises as `compile`."""
-        with self._lock:
-            compiled = self._in_use.get((grammar, salt))
-        return (compiled or self.compile(grammar, salt)).start()
+        With several ranks only rank 0 compiles it. Raises as `compile`."""
+
+        def start() -> GrammarState | TriggeredState:
+            with self._lock:
+                compiled = self._in_use.get((grammar, salt))
+            return (compiled or self.compile(grammar, salt)).start()
+
+        if self._ranks is None:
+            return start()
+        return RankGrammar(self._ranks.link, self._ranks.link.attempt("grammar", start))
 
     def _compile(self, grammar: Grammar, due: float) -> Compiled:
         if grammar.kind == "calls":

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from looseleaf.engine.sampling.grammar_state import GrammarState
+from looseleaf.engine.sampling.rank_grammar import RankGrammar
 from looseleaf.engine.sampling.triggered import TriggeredState
 from looseleaf.errors import InvalidRequest
 from looseleaf.sampling_params import SamplingParams
@@ -77,7 +78,7 @@ class SamplingState:
         child: int = 0,
         seed: int = 0,
         output_token_ids: Sequence[int] = (),
-        grammar: GrammarState | TriggeredState | None = None,
+        grammar: GrammarState | TriggeredState | RankGrammar | None = None,
     ) -> None:
         """``child`` is the index of the output among the ``n`` of its request.
 

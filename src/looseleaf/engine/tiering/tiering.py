@@ -17,8 +17,9 @@ from looseleaf.engine.tiering.compute_time import ComputeTime
 from looseleaf.engine.tiering.load_controller import LoadingController, timed
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import Segment, SegmentStore
+from looseleaf.parallel import Ranks
 from looseleaf.prompt.placements import DocumentUse
-from looseleaf.tiers import Claims, Load, PagedSegment, PageExport, Tiers
+from looseleaf.tiers import Claims, Load, LoadState, PagedSegment, PageExport, Tiers
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,9 @@ class Tiering:
     arriving: dict[Segment, Load] = field(default_factory=dict)
     leaving: list[Leaving] = field(default_factory=list)
     claims: Claims | None = None
+    ranks: Ranks | None = None
+    # whether an idle step may wait for loads layer by layer
+    layerwise: bool = True
     # documents read from the pool since the last write to the tiers
     _read: set[SegmentKey] = field(default_factory=set)
 
@@ -85,9 +89,9 @@ class Tiering:
         uses = {use.key: use for use in missing if use.num_tokens}
         if self.tiers is None or self.controller is None or not uses:
             return set()
-        holders = self.tiers.find(list(uses))
+        holders = self._find(list(uses))
         stored = [use for key, use in uses.items() if key in holders]
-        chosen = self.controller.choose(sequence, stored, holders)
+        chosen = self._choose(sequence, stored, holders)
         for tier in dict.fromkeys(chosen.values()):
             targets = [self._target(uses[key]) for key, name in chosen.items() if name == tier]
             for load in self.tiers.load(targets, tier):
@@ -99,6 +103,22 @@ class Tiering:
                 if sequence.arrivals is not None:
                     sequence.arrivals.loads.append(load)
         return set(chosen)
+
+    def _find(self, keys: list[SegmentKey]) -> dict[SegmentKey, list[str]]:
+        """The tiers that hold each document."""
+        assert self.tiers is not None
+        return self.tiers.find(keys)
+
+    def _choose(
+        self,
+        sequence: Sequence,
+        stored: list[DocumentUse],
+        holders: dict[SegmentKey, list[str]],
+    ) -> dict[SegmentKey, str]:
+        """The tier that each document loads from; documents that are faster to compute are left
+        out."""
+        assert self.controller is not None
+        return self.controller.choose(sequence, stored, holders)
 
     def balance(self, fuse: Fuse, sequence: Sequence) -> tuple[Fuse, float] | None:
         """The current budget of a balanced policy or of a policy with a budget in seconds.
@@ -131,8 +151,7 @@ class Tiering:
         copy to the tiers has ended."""
         self._let_go()
         ended = []
-        for segment, load in list(self.arriving.items()):
-            state = load.state
+        for (segment, load), state in zip(list(self.arriving.items()), self._states(), strict=True):
             if state == "loading":
                 continue
             del self.arriving[segment]
@@ -143,6 +162,10 @@ class Tiering:
                 segment.arriving = None
                 ended.append((segment, state == "done"))
         return ended
+
+    def _states(self) -> list[LoadState]:
+        """The state of each arriving segment."""
+        return [load.state for load in self.arriving.values()]
 
     def wait(self, seconds: float) -> None:
         """Wait until the oldest load has ended, at most ``seconds``."""
@@ -183,9 +206,9 @@ class Tiering:
         return releases
 
     def _let_go(self) -> None:
-        staying = []
-        for leaving in self.leaving:
-            if leaving.copied.is_finished:
+        staying, finished = [], self._finished()
+        for leaving, is_finished in zip(self.leaving, finished, strict=True):
+            if is_finished:
                 again = None
                 if not leaving.copied.is_valid and not leaving.segment.forgotten:
                     again = self._keep(leaving.segment, leaving.tenant, packed=False)
@@ -196,6 +219,10 @@ class Tiering:
             else:
                 staying.append(leaving)
         self.leaving = staying
+
+    def _finished(self) -> list[bool]:
+        """Whether the copy of each leaving segment has ended."""
+        return [leaving.copied.is_finished for leaving in self.leaving]
 
     def _keep(self, segment: Segment, tenant: str, *, packed: bool) -> PageExport | None:
         """The copy of a segment to the tiers; None if its pages need not wait for the copy."""

@@ -4,7 +4,7 @@ The matrices of a layer's experts are one below the other: gate and up of the fi
 the second. Shared experts come last. A wide shared MLP is the sum of experts of the usual size.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from looseleaf.config import ExpertConfig, ModelConfig
 from looseleaf.errors import UnsupportedModel
 from looseleaf.models.checkpoint.interleaved_experts import read_interleaved
+from looseleaf.models.checkpoint.tensor_reader import TensorReader
 from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
@@ -19,27 +20,6 @@ from looseleaf.ops.dense.quantized_linear.native import GROUP
 from looseleaf.ops.dense.scaled_linear import TILE
 
 _ROUTER_TILE = 64
-
-
-@runtime_checkable
-class TensorReader(Protocol):
-    """Reads or checks tensors by name; see ``weights.py``."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def matrix(
-        self, names: list[str], sizes: list[int], fan_in: int
-    ) -> Tensor | QuantizedWeight: ...
-
-    def fused(
-        self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
-    ) -> Tensor: ...
-
-    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight: ...
-
-    def router(self, weight: Tensor) -> Tensor:
-        """``weight`` (fp32) in the dtype and layout of the device's router."""
-        ...
 
 
 class ExpertNames(NamedTuple):

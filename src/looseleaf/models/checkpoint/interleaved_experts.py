@@ -5,35 +5,17 @@ columns]`` as blocks of 32 codes of 4 bits, each with a power of two as its scal
 Formats 1.0).
 """
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
+from looseleaf.models.checkpoint.tensor_reader import TensorReader
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import BlockMatrix
 from looseleaf.ops.dense.scaled_linear import TILE
 
 _BLOCK = 32
-
-
-@runtime_checkable
-class TensorReader(Protocol):
-    """Reads or checks tensors by name; see ``weights.py``."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def fused(
-        self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
-    ) -> Tensor: ...
-
-    def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
-
-    def mxfp4(self, codes: Tensor, scales: Tensor) -> Tensor | QuantizedWeight: ...
-
-    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight: ...
 
 
 def read_interleaved(

@@ -21,8 +21,10 @@ def read_quantization(raw: Json) -> Quantization | None:
     if not settings:
         return None
     method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else ""
-    if method in ("fp8", "mxfp4"):
-        return Quantization(method)
+    if method == "fp8":
+        return Quantization("fp8")
+    if method == "mxfp4":
+        return Quantization("mxfp4")
     if method == "compressed-tensors":
         _check_compressed(settings)
         return Quantization("compressed-tensors")

@@ -98,7 +98,9 @@ def _attention_received_kernel(
                 tl.maximum(frame_position, 0), cos, sin, stride_table, m_row, softmax_scale,
                 soft_cap, DTYPE, CAPPED, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_D, BLOCK_T,
             )  # fmt: skip  # [M, D], [M, T]
-            products = score_turned(b_turned, p_k, stride_d, in_span, ROTARY_DIM, BLOCK_T)
+            products = None
+            if BLOCK_T > 0:
+                products = score_turned(b_turned, p_k, stride_d, in_span, ROTARY_DIM, BLOCK_T)
             scores = score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products)
             # a row without keys has only hidden keys here: any finite pivot is correct
             pivot = tl.load(lse + row * stride_lse_row + head, mask=m_row, other=0.0) * LOG2_E

@@ -127,19 +127,16 @@ def load_tile(
 def score_turned(b_q, p_key, stride_d, seen, ROTARY_DIM: tl.constexpr, BLOCK_T: tl.constexpr):
     """Products [M, N] of scaled rows [M, BLOCK_T] and the first dims of keys at ``p_key`` [N].
 
-    ``seen`` [N] are the keys to load, None for all. None without ``BLOCK_T``."""
-    if BLOCK_T == 0:
-        return None
+    ``seen`` [N] are the keys to load, None for all."""
+    o_t = tl.arange(0, BLOCK_T)
+    p_k = p_key[:, None] + (o_t * stride_d)[None, :]
+    if seen is None and ROTARY_DIM == BLOCK_T:
+        b_k = tl.load(p_k)
+    elif seen is None:
+        b_k = tl.load(p_k, mask=(o_t < ROTARY_DIM)[None, :], other=0.0)
     else:
-        o_t = tl.arange(0, BLOCK_T)
-        p_k = p_key[:, None] + (o_t * stride_d)[None, :]
-        if seen is None and ROTARY_DIM == BLOCK_T:
-            b_k = tl.load(p_k)
-        elif seen is None:
-            b_k = tl.load(p_k, mask=(o_t < ROTARY_DIM)[None, :], other=0.0)
-        else:
-            b_k = tl.load(p_k, mask=seen[:, None] & (o_t < ROTARY_DIM)[None, :], other=0.0)
-        return tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
+        b_k = tl.load(p_k, mask=seen[:, None] & (o_t < ROTARY_DIM)[None, :], other=0.0)
+    return tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
 
 
 @triton.jit
@@ -164,7 +161,9 @@ def read_tile(
     """Scores [M, N] of rows of `scaled_rows` and keys at ``p_key`` [N], and the values [N, D].
 
     ``seen`` [N] are the keys to load, None for all."""
-    products = score_turned(b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T)
+    products = None
+    if BLOCK_T > 0:
+        products = score_turned(b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T)
     FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
     o_d = tl.arange(0, BLOCK_D)
     b_k, b_v = load_tile(p_key, p_value, stride_d, seen, o_d, HEAD_DIM, FIRST, BLOCK_D)

@@ -21,6 +21,7 @@ from looseleaf_lab.cli.bench.index import index
 from looseleaf_lab.cli.bench.llamacpp import llamacpp
 from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, collect, report
 from looseleaf_lab.cli.bench.select import select
+from looseleaf_lab.cli.bench.tensor_parallel import tensor_parallel
 from looseleaf_lab.cli.bench.tiers import tiers
 from looseleaf_lab.errors import INSTALL
 
@@ -266,7 +267,7 @@ def attention(
 
 for _command in (
     agents, fleet, fuse, hits, hosted, http, hybrids, index, lazy, llamacpp, rate, relay, select,
-    tiers,
+    tensor_parallel, tiers,
 ):  # fmt: skip
     bench.add_command(_command)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ from looseleaf.cli.options import ENGINE_SECTIONS, explicit_options, field_names
 from looseleaf.cli.policies import take_fuses, take_readings
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import target_of
-from looseleaf_lab.cli.evals.shared import evaluation_progress
+from looseleaf_lab.cli.evals.shared import evaluation_progress, model_label
 
 MEASURES = ("nll", "kl", "agreement", "f1", "choice")
 PARTS = ("all", "develop", "decide")
@@ -66,7 +65,7 @@ def measure_files(
     num_layers = llm.engine.runner.model.config.num_layers
     arms = choose_arms(options["arms"], fuses, num_layers, ceilings, primed=bool(primer))
     weights = model_fingerprint(find_model(options["model"])).hex()
-    name = Path(options["model"]).stem.split(".")[0]
+    name = model_label(options["model"])
     source = (origin["commit"], name, weights + repr(sorted(engine.items())))
     form = options["form"] or default_form(llm)
     run = DistanceRun(

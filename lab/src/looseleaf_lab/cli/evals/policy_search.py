@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from looseleaf.errors import InvalidOption
+from looseleaf_lab.cli.evals.shared import model_label
 
 _TOKENS = 12
 """Length of the greedy answers, which are compared with full prefill's."""
@@ -66,7 +67,7 @@ class PolicySearch:
             require_appendable(self.output, names)
         primer = read_primer([name for name in self.primers if name])
         path = str(reference_model(checkpoint)) if checkpoint else model
-        name = Path(path).stem.split(".")[0] if path else "reference"
+        name = model_label(path) if path else "reference"
         llm = LLM(path, **engine)
         source = origin["commit"], name
         run = DistanceRun(

@@ -12,7 +12,7 @@ from looseleaf.cli.policies import reading_options, take_readings
 from looseleaf.config import EVICTING, Select
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable, target_of
-from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out
+from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out, model_label
 
 
 @click.command()
@@ -58,7 +58,7 @@ def selection(
         require_appendable(target, [*origin, *(field.name for field in fields(SelectionRow))])
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     llm = LLM(options["model"], **engine)
-    meter = SelectionMeter(llm, Path(options["model"]).stem.split(".")[0])
+    meter = SelectionMeter(llm, model_label(options["model"]))
     pairs: list[tuple[Select, SelectionRow]] = []
     for label, items in _sources(llm, paths, needles, tokens, questions):
         with evaluation_progress(f"{meter.name}: {label}", len(items)) as on_count:

@@ -1,5 +1,6 @@
 """The common part of ``looseleaf eval`` commands: models, arms, progress, stored answers, rows."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -25,6 +26,7 @@ from looseleaf_lab.cli.bench.report import check_appendable, target_of
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _REVISED = ", revise "
+_GGUF_ENDING = re.compile(r"(\.(I?Q\d\w*|B?F16|F32))?\.gguf$", re.IGNORECASE)
 
 _OPTIONS = (
     click.option(
@@ -281,6 +283,11 @@ class Evaluation:
 
         if self._target is not None:
             append_rows(self._target, [asdict(row) for row in rows], describe_origin())
+
+
+def model_label(model: str) -> str:
+    """The name of a model in rows: that of its folder, hub id or file, without a GGUF ending."""
+    return _GGUF_ENDING.sub("", Path(model).name)
 
 
 @contextmanager

@@ -10,9 +10,22 @@ from torch import Tensor
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix
 from looseleaf.ops.dense.scaled_linear.reference import dequantize_reference
 from looseleaf.ops.dispatch import Implementation, choose
+from looseleaf.ops.experts.mlp.activation import Activation, ClampedSwiglu
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.reference import expert_mlp_reference
 from looseleaf.ops.experts.route import Routes
+
+__all__ = [
+    "FEW_ROWS",
+    "Activation",
+    "ClampedSwiglu",
+    "Mxfp4Matrix",
+    "Stacked",
+    "expert_mlp",
+    "rows_of_kernels",
+    "shape_of",
+    "tile_rows",
+]
 
 Stacked = Tensor | ScaledMatrix | Mxfp4Matrix
 """The matrices of all experts, one below the other."""
@@ -51,8 +64,7 @@ def expert_mlp(
     routes: Routes,
     implementation: Implementation = "auto",
     *,
-    activation: str = "silu",
-    swiglu: tuple[float, float] = (1.702, 7.0),
+    activation: Activation = "silu",
     gate_up_bias: Float[Tensor, " all_gates"] | None = None,
     down_bias: Float[Tensor, " all_outputs"] | None = None,
 ) -> Float[Tensor, "parts rows hidden"]:
@@ -62,20 +74,17 @@ def expert_mlp(
     the other; ``down [num_experts * hidden, inner]`` likewise. Codes have whole tiles of
     `looseleaf.ops.dense.scaled_linear`. The kernel reads MXFP4 with rows of 16 bits.
 
-    With the activation ``swigluoai`` this is ``down(gate * sigmoid(alpha * gate) * (up + 1))``,
-    where ``swiglu`` is ``alpha`` and a limit of ``gate`` from above and of ``up`` on both sides.
-
-    Biases are fp32. Summands are fp32 for up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises
-    InvalidOption for an unknown ``implementation``, and for MXFP4 with rows of 32 bits in the
-    kernel."""
+    A `ClampedSwiglu` takes the place of ``activation(gate) * up``. Biases are fp32. Summands are
+    fp32 for up to `FEW_ROWS` rows, else in the dtype of ``x``. Raises InvalidOption for an unknown
+    ``implementation``, and for MXFP4 with rows of 32 bits in the kernel."""
     num_experts = shape_of(down)[0] // x.shape[1]
     biases = gate_up_bias, down_bias
     if choose(implementation, x) == "triton":
         from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
 
-        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases, swiglu)
-    plain = (_values(matrix) for matrix in (gate_up, down))
-    return expert_mlp_reference(x, *plain, routes, activation, biases, swiglu)[None]
+        return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)
+    plain = _values(gate_up), _values(down)
+    return expert_mlp_reference(x, *plain, routes, activation, biases)[None]
 
 
 def _values(matrix: Stacked) -> Tensor:

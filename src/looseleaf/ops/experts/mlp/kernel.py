@@ -3,6 +3,7 @@
 Matrices are the first operand, and their tile has a row of gate and of up for each output. Tiles of
 rows grow with the rows per expert, from 16 for a decode step to 128 for a prompt."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from looseleaf.ops.dense.scaled_linear.kernel import add_tile, unshifted
 from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import group_rows_triton
 from looseleaf.ops.experts.mlp import FEW_ROWS, Stacked, shape_of, tile_rows
+from looseleaf.ops.experts.mlp.activation import Activation, ClampedSwiglu
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next, tanh
@@ -234,7 +236,7 @@ class _Matrix(NamedTuple):
     scales: Tensor | None
     zeros: Tensor | None
     strides: tuple[int, int]
-    options: dict[str, str | int | bool]
+    options: Mapping[str, str | int | bool]
 
 
 def _matrix(stacked: Stacked, x: Tensor) -> _Matrix:
@@ -245,8 +247,9 @@ def _matrix(stacked: Stacked, x: Tensor) -> _Matrix:
             raise InvalidOption(
                 "the kernel reads MXFP4 with rows of 16 bits: dequantize the matrices"
             )
-        options = {"KIND": "mxfp4", "GROUP_TILES": 1, "WORDS": False}
-        return _Matrix(codes, scales, None, (0, 0), options)
+        return _Matrix(
+            codes, scales, None, (0, 0), {"KIND": "mxfp4", "GROUP_TILES": 1, "WORDS": False}
+        )
     if isinstance(stacked, Tensor):
         assert stacked.is_contiguous(), "matrices lie below each other"
         return _Matrix(
@@ -256,7 +259,11 @@ def _matrix(stacked: Stacked, x: Tensor) -> _Matrix:
     assert codes.is_contiguous() and stacked.group % TILE == 0, "tiles have one scale per row"
     assert zeros is None or zeros.stride() == scales.stride(), "scales and zeros have one layout"
     words = chains(x) and x.dtype == torch.bfloat16
-    options = {"KIND": stacked.kind, "GROUP_TILES": stacked.group // TILE, "WORDS": words}
+    options: dict[str, str | int | bool] = {
+        "KIND": stacked.kind,
+        "GROUP_TILES": stacked.group // TILE,
+        "WORDS": words,
+    }
     return _Matrix(codes, scales, zeros, (scales.stride(0), scales.stride(1)), options)
 
 
@@ -280,9 +287,8 @@ def expert_mlp_triton(
     down: Stacked,
     routes: Routes,
     num_experts: int,
-    activation: str,
+    activation: Activation,
     biases: tuple[Tensor | None, Tensor | None],
-    swiglu: tuple[float, float] = (1.702, 7.0),
 ) -> Float[Tensor, "slots rows hidden"]:
     """See `looseleaf.ops.experts.mlp`."""
     (rows, slots), hidden = routes.experts.shape, x.shape[1]
@@ -295,7 +301,7 @@ def expert_mlp_triton(
     assert shape_of(gate_up) == (2 * inner * num_experts, hidden), "gate and up of all experts"
     groups = RowGroups(*group_rows_triton(routes.experts, num_experts, tile))
     values = torch.empty((rows * slots, inner), dtype=x.dtype, device=x.device)
-    _launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation, swiglu)
+    _launch_gate(x, gate_up, biases[0], groups, values, tile, slots, activation)
     _launch_down(values, down, biases[1], routes.weights, groups, out, tile)
     return out
 
@@ -308,19 +314,21 @@ def _launch_gate(
     out: Float[Tensor, "pairs inner"],
     tile: int,
     slots: int,
-    activation: str,
-    swiglu: tuple[float, float],
+    activation: Activation,
 ) -> None:
     """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``."""
     hidden, inner = x.shape[1], out.shape[1]
     matrix, coded = _matrix(stacked, x), isinstance(stacked, ScaledMatrix)
     blocks, chained = blocks_of(tile, 2 * inner, hidden, x.dtype, coded=coded), chains(x)
     half = blocks.n // 2
+    name, numbers = activation, ClampedSwiglu()
+    if isinstance(activation, ClampedSwiglu):
+        name, numbers = "swigluoai", activation
     even = hidden % blocks.k == inner % half == 0
     assert even or not coded, "codes come in whole tiles"
     _gate_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
         x, *matrix[:3], bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0),
-        *matrix.strides, *swiglu, SLOTS=slots, ACTIVATION=activation, EVEN=even, CHAINED=chained,
+        *matrix.strides, *numbers, SLOTS=slots, ACTIVATION=name, EVEN=even, CHAINED=chained,
         **matrix.options, **blocks.options(), launch_pdl=chained,
     )  # fmt: skip
 

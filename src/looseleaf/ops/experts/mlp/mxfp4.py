@@ -51,4 +51,5 @@ class Mxfp4Matrix:
         values = table[codes.long()].unflatten(1, (-1, BLOCK))
         ones = torch.ones_like(self.scales, dtype=torch.float32)
         powers = torch.ldexp(ones, self.scales.int() - 127)
-        return (values * powers[..., None]).flatten(1)
+        scaled: Tensor = values * powers[..., None]
+        return scaled.flatten(1)

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from looseleaf.ops.experts.mlp.activation import Activation, ClampedSwiglu
+
 if TYPE_CHECKING:
     from looseleaf.ops.experts.route import Routes
 
@@ -27,9 +29,8 @@ def expert_mlp_reference(
     gate_up: Float[Tensor, "all_gates hidden"],
     down: Float[Tensor, "all_outputs inner"],
     routes: "Routes",
-    activation: str,
+    activation: Activation,
     biases: tuple[Tensor | None, Tensor | None],
-    swiglu: tuple[float, float] = (1.702, 7.0),
 ) -> Float[Tensor, "rows hidden"]:
     """The sum over a row's experts of ``weight * down(activation(gate) * up)``, in fp32 or fp64."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -43,8 +44,8 @@ def expert_mlp_reference(
         if gate_bias is not None:
             both = both + gate_bias[expert]
         gate, up = both.chunk(2, 1)
-        if activation == "swigluoai":
-            alpha, limit = swiglu
+        if isinstance(activation, ClampedSwiglu):
+            alpha, limit = activation
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             inner = gate * torch.sigmoid(alpha * gate) * (up + 1)
         else:

@@ -1,0 +1,180 @@
+"""Sums, maxima and concatenations over all ranks, on CPUs by gloo and on GPUs by NCCL.
+
+The groups belong to their engine. PyTorch's default group stays free for the caller. All ranks get
+the same bits."""
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, FileStore, PrefixStore
+
+from looseleaf.config.engine import AllReduce
+from looseleaf.errors import InvalidOption
+from looseleaf.parallel.peer_sums import PeerSums
+
+_STORE = "store"
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Collectives(Protocol):
+    """Operations that all ranks call in the same order, with tensors of the same shape."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum over ranks. May overwrite ``part``, and the next call the result."""
+        ...
+
+    def largest(self, part: Tensor) -> Tensor:
+        """The elementwise maximum over ranks. May overwrite ``part``."""
+        ...
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, ``[size, *part.shape]``."""
+        ...
+
+    def broadcast(self, value: Tensor) -> Tensor:
+        """The value of rank 0; overwrites ``value`` of the others."""
+        ...
+
+    def close(self) -> None:
+        """End the group, and unblock a call that waits for a lost rank."""
+        ...
+
+
+class ProcessGroup:
+    """Collectives by a process group of PyTorch."""
+
+    def __init__(self, group: Any, size: int) -> None:
+        self._group, self._size = group, size
+
+    def sum(self, part: Tensor) -> Tensor:
+        return self._reduce(part, dist.ReduceOp.SUM)
+
+    def largest(self, part: Tensor) -> Tensor:
+        return self._reduce(part, dist.ReduceOp.MAX)
+
+    def gather(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        whole = torch.empty((self._size, *part.shape), dtype=part.dtype, device=part.device)
+        self._group.allgather([[*whole.unbind()]], [part]).wait()
+        return whole
+
+    def broadcast(self, value: Tensor) -> Tensor:
+        self._group.broadcast([value], dist.BroadcastOptions()).wait()
+        return value
+
+    def close(self) -> None:
+        self._group.abort()
+
+    def _reduce(self, part: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if not part.numel():
+            return part
+        part, options = part.contiguous(), dist.AllreduceOptions()
+        options.reduceOp = operation  # type: ignore[assignment]
+        self._group.allreduce([part], options).wait()
+        return part
+
+
+class NcclGroup(ProcessGroup):
+    """Collectives of NCCL on the current stream, which graphs capture."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        part, options = part.contiguous(), AllgatherOptions()
+        options.asyncOp = False
+        whole = torch.empty((self._size, *part.shape), dtype=part.dtype, device=part.device)
+        _finish(self._group._allgather_base(whole, part, options))
+        return whole
+
+    def broadcast(self, value: Tensor) -> Tensor:
+        options = dist.BroadcastOptions()
+        options.asyncOp = False
+        _finish(self._group.broadcast([value], options))
+        return value
+
+    def _reduce(self, part: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        part, options = part.contiguous(), dist.AllreduceOptions()
+        options.reduceOp = operation  # type: ignore[assignment]
+        options.asyncOp = False
+        _finish(self._group.allreduce([part], options))
+        return part
+
+
+class PeerGroup:
+    """The collectives of ``group``, with sums of few rows by peer memory."""
+
+    def __init__(self, group: NcclGroup, sums: PeerSums) -> None:
+        self._group, self._sums = group, sums
+        self.largest, self.gather, self.broadcast = group.largest, group.gather, group.broadcast
+
+    def sum(self, part: Tensor) -> Tensor:
+        return self._sums.sum(part) if self._sums.fits(part) else self._group.sum(part)
+
+    def close(self) -> None:
+        self._sums.release()
+        self._group.close()
+
+
+def _finish(work: Any) -> None:
+    """Order later kernels after ``work``, None if they are already."""
+    if work is not None:
+        work.wait()
+
+
+def make_collectives(
+    device: torch.device, rank: int, size: int, folder: Path, all_reduce: AllReduce = "auto"
+) -> Collectives:
+    """The group of ``size`` ranks of one host that share ``folder``, an empty folder.
+
+    Blocks until all ranks have called it. Raises InvalidOption without the library."""
+    store = FileStore(str(folder / _STORE), size)
+    if device.type == "cpu":
+        if not dist.is_gloo_available():
+            raise InvalidOption(
+                "this build of PyTorch has no gloo, which tensor_parallel needs on a CPU: install "
+                "another build, or leave it out",
+                "tensor_parallel",
+            )
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        # all ranks are on this host
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return ProcessGroup(dist.ProcessGroupGloo(store, rank, size, options), size)
+    if not dist.is_nccl_available():
+        raise InvalidOption(
+            "this build of PyTorch has no NCCL, which tensor_parallel needs on GPUs: install "
+            "another build, or leave it out",
+            "tensor_parallel",
+        )
+    torch.cuda.set_device(device)
+    nccl = dist.ProcessGroupNCCL
+    group = NcclGroup(nccl(store, rank, size, nccl.Options()), size)
+    # connects, which a capture must not do
+    group.sum(torch.zeros(1, device=device))
+    return group if all_reduce == "nccl" else _with_peers(group, store, rank, size, device)
+
+
+def _with_peers(
+    group: NcclGroup, store: FileStore, rank: int, size: int, device: torch.device
+) -> Collectives:
+    """``group`` with sums by peer memory, if all GPUs can read each other's memory.
+
+    Logs a warning if not."""
+    sums, error = None, None
+    try:
+        sums = PeerSums(PrefixStore("peers", store), rank, size, device)
+    except Exception as failure:
+        error = failure
+    failed = group.largest(torch.tensor([sums is None], dtype=torch.int32, device=device))
+    if int(failed) or sums is None:
+        _log.warning("sums over GPUs use NCCL alone, which is slower for few rows: %r", error)
+        return group
+    return PeerGroup(group, sums)
+
+
+def make_folder() -> Path:
+    """An empty folder in which ranks of this host find each other."""
+    return Path(tempfile.mkdtemp(prefix="looseleaf-ranks-"))
