@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -15,6 +16,32 @@ OPTIONS = [
     for field in dataclasses.fields(section)
     if "help" in field.metadata
 ]
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """The values of the ``Literal`` in a type, also of one that may be None."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(value for part in get_args(hint) for value in choices(part))
+
+
+CHOICES = {
+    name: choices(hint)
+    for section in (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
+    for name, hint in get_type_hints(section).items()
+    if choices(hint)
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_flag_of_choices_refuses_others_and_lists_them(run: Run, name: str) -> None:
+    result = run("ask", f"--{name.replace('_', '-')}", "stone", "Where?")
+    assert result.code == 2
+    assert f"'stone' is not one of {', '.join(map(repr, CHOICES[name]))}" in result.err
+
+
+def test_optional_choices_have_flags() -> None:
+    assert CHOICES["quantize"] == ("fp8", "int8", "int4")
 
 
 @pytest.mark.parametrize("command", ["ask", "chat", "eval world"])

@@ -43,10 +43,12 @@ def test_a_hub_that_does_not_answer_says_what_to_do(error: Exception) -> None:
         find_checkpoint("owner/model", FakeHub(error))
 
 
-@pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["nowhere", "/no/such/folder", "a/b/c", "./here", "../there", "a/b.gguf"]
+)
 def test_what_is_no_hub_id_is_never_asked_for(name: str, tmp_path: Path) -> None:
     hub = FakeHub(tmp_path)
-    with pytest.raises(CheckpointNotFound, match="no folder"):
+    with pytest.raises(CheckpointNotFound, match=r"no (folder|file)"):
         find_checkpoint(name, hub)
     assert hub.asked == []
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from looseleaf.errors import CorruptCheckpoint
 from looseleaf.models import Decoder, load_weights, read_config
-from tests.checkpoints import EXPERT_FAMILIES, FAMILIES, make_checkpoint
+from tests.checkpoints import EXPERT_FAMILIES, FAMILIES, LATENT_FAMILIES, make_checkpoint
 from tests.models.dense_attend import DenseAttend, sinks_of
 
 WEIGHTS = "model.safetensors"
@@ -62,7 +62,7 @@ def test_names_with_and_without_the_prefix_are_one(family: str, tied: bool, tmp_
     folder = make_checkpoint(tmp_path, family, tie_word_embeddings=tied)
     original = load_file(folder / WEIGHTS)
     # Transformers joins no experts whose prefixes differ
-    mixed = () if family in EXPERT_FAMILIES else (with_either,)
+    mixed = () if family in (*EXPERT_FAMILIES, *LATENT_FAMILIES) else (with_either,)
     for change in (without_prefix, with_second_prefix, *mixed):
         save_file(original, folder / WEIGHTS, metadata={"format": "pt"})
         rewrite(folder, change)

@@ -1,5 +1,6 @@
 """Two ranks in one process: rank 1 follows in a thread, over the same messages and collectives."""
 
+import shutil
 import threading
 from functools import partial
 from multiprocessing import Pipe
@@ -25,7 +26,8 @@ class Pair:
             {"dtype": "float32", "device": "cpu", "num_pages": 96, "tensor_parallel": 2, **options}
         )
         make, (ours, theirs) = partial(load_rank, folder, "auto"), Pipe()
-        start = RankStart(make, config, "cpu", make_folder())
+        self._folder = make_folder()
+        start = RankStart(make, config, "cpu", self._folder)
         self.other: Engine | None = None
         follower = Link(1, [theirs])
 
@@ -67,3 +69,4 @@ class Pair:
         assert not self._thread.is_alive()
         if self.other is not None:
             self.other.close()
+        shutil.rmtree(self._folder)

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from looseleaf.models.checkpoint.cuts import cut_blocks, cut_codes
 from looseleaf.models.linear import unpack
 from looseleaf.ops.dense.quantized_linear import FORMATS
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix, dequantize, quantize
-from looseleaf.parallel import Cut, Ranks, Shard
+from looseleaf.parallel import Collectives, Cut, Link, Ranks, Shard
 from looseleaf_lab.bench.random_model import model_shape
 from looseleaf_lab.testing.quantized import normal_blocks
 from tests.models.scaled_files import FORMS, write_scaled
@@ -57,17 +58,19 @@ def test_columns_that_are_no_whole_blocks_or_groups_are_refused() -> None:
         cut_codes(quantize(torch.randn(64, 768), "int4"), Cut(columns=slice(0, 192)))
 
 
+def alone(shard: Shard) -> Ranks:
+    """A rank that sends nothing."""
+    return Ranks(shard, MagicMock(spec=Collectives), Link(shard.rank, []))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_ranks_share_a_quantized_checkpoint(tmp_path: Path, form: str) -> None:
     write_scaled(tmp_path, form)
     config = read_config(tmp_path)
     whole = load_weights(tmp_path, config, torch.float32, packed=False).layers[0]
     shards = [Shard(rank, 2) for rank in range(2)]
-    nothing = cast(Any, None)
     first, second = (
-        load_weights(
-            tmp_path, config, torch.float32, packed=False, ranks=Ranks(shard, nothing, nothing)
-        ).layers[0]
+        load_weights(tmp_path, config, torch.float32, packed=False, ranks=alone(shard)).layers[0]
         for shard in shards
     )
     joined = torch.cat([unpack(half.output.weight) for half in (first, second)], 1)

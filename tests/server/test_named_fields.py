@@ -193,10 +193,11 @@ def test_every_field_says_what_it_should_be_and_what_it_is(kind: type[Strict], w
         ({"documents": ["text"]}, 'documents.0 must be an object, not "text"'),
         ({"fuse": {"selector": "links", "ratio": 15}}, "fuse.ratio must be at most 1, not 15"),
         ({"stop": 7}, "stop must be a string or a list, not 7"),
+        ({"messages": []}, "messages must be a list of 1 or more items, not a list of 0"),
         ({"n": 0}, "n must be at least 1, not 0"),
         ({"revise": 10}, "revise must be at most 9 or an object, not 10"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"
-            " must be a list of at most 64, not a list of 65"),
+            " must be a list of 64 or fewer items, not a list of 65"),
     ],
     ids=str,
 )  # fmt: skip

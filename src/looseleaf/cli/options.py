@@ -4,7 +4,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -23,9 +23,9 @@ def engine_options(command: Command) -> Command:
     The command receives keyword arguments of `looseleaf.LLM`; absent flags are None."""
     return click.option(
         "--model",
-        metavar="FOLDER|ID",
-        help="checkpoint folder, hub id, or a reference model: looseleaf-reference for prompts up "
-        "to a thousand tokens, looseleaf-reference-causal for longer prompts "
+        metavar="FOLDER|FILE|ID",
+        help="checkpoint folder, GGUF file, hub id, or a reference model: looseleaf-reference for "
+        "prompts up to a thousand tokens, looseleaf-reference-causal for longer prompts "
         "[default: looseleaf-reference]",
     )(section_options(*ENGINE_SECTIONS)(command))
 
@@ -109,6 +109,7 @@ def _flag(field: "dataclasses.Field[Any]", hint: Any) -> Callable[[Command], Com
 def _click_type(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return click.Choice(get_args(hint))
-    if get_origin(hint) is types.UnionType:
-        return next(arg for arg in get_args(hint) if arg is not type(None))
+    # `Literal[...] | None` is a typing.Union, `int | None` a types.UnionType
+    if get_origin(hint) in (Union, types.UnionType):
+        return _click_type(next(arg for arg in get_args(hint) if arg is not type(None)))
     return hint

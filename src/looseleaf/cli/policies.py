@@ -27,7 +27,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def _budget(text: str) -> int | float:
     """A number of tokens (int) or a share (float): "1" is a token, "1.0" everything."""
-    return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
+    try:
+        return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a number") from error
 
 
 BUDGET_HELP = (

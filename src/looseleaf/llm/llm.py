@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -362,8 +363,10 @@ def make_config(options: dict[str, Any]) -> EngineConfig:
     known = set().union(*names.values()) - {"cache", "scheduler", "tiers"}
     unknown = sorted(set(options) - known)
     if unknown:
+        matches = get_close_matches(unknown[0], known, 1)
+        guess = f"did you mean {matches[0]}? " if matches else ""
         raise InvalidOption(
-            f"unknown option {unknown[0]!r}: the options are {', '.join(sorted(known))}"
+            f"unknown option {unknown[0]!r}: {guess}the options are {', '.join(sorted(known))}"
         )
 
     def options_of(section: type) -> dict[str, Any]:

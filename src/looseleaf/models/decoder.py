@@ -157,7 +157,11 @@ class Decoder:
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
-        attended = self._values(layer, attend(index, q, k, v))
+        attended = attend(index, q, k, v)
+        if layer.latent is None or config.latent is None:
+            attended = attended.flatten(1)
+        else:
+            attended = expand_values(attended, layer.latent, config.latent)
         if not len(attended):
             return stream
         if self._plain:
@@ -190,12 +194,6 @@ class Decoder:
                 return stream
             stream, heads = chain.branches(index, stream, attended, index < last)
         return stream
-
-    def _values(self, layer: LayerWeights, attended: Tensor) -> Tensor:
-        """The values ``[rows, features]`` of all heads, from attention's output."""
-        if layer.latent is None or self.config.latent is None:
-            return attended.flatten(1)
-        return expand_values(attended, layer.latent, self.config.latent)
 
     def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of fused ``heads``, normed and scaled."""

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
 from torch.nn import functional
@@ -70,6 +70,7 @@ class Ranks:
         return self.collectives.gather(padded).transpose(0, 1).flatten(1)[:, :total].contiguous()
 
 
+@runtime_checkable
 class HasRanks(Protocol):
     """An object with methods that all ranks call."""
 

@@ -320,7 +320,7 @@ def _advice(method: Method, name: str, value: object) -> str:
     known = (*_POLICIES, *_METHOD_OPTIONS[method])
     if name in _SAMPLING:
         return (
-            "how tokens are drawn is said by SamplingParams, as in "
+            "options of sampling go into SamplingParams, as in "
             f"llm.{method}(..., SamplingParams({name}={value!r}))"
         )
     if name == "stream":
@@ -331,7 +331,7 @@ def _advice(method: Method, name: str, value: object) -> str:
     else:
         guess = f"did you mean {matches[0]}? " if matches else ""
     return (
-        f"{guess}its options are {', '.join(known)}, and what is drawn is said by SamplingParams, "
+        f"{guess}its options are {', '.join(known)}; options of sampling go into SamplingParams, "
         "as in SamplingParams(temperature=0)"
     )
 

@@ -233,8 +233,8 @@ _RULES: Mapping[str, str] = {
     "string_too_short": "at least {min_length} characters long",
     "string_too_long": "at most {max_length} characters long",
     "string_pattern_mismatch": "of the form {pattern}",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of {min_length} or more items",
+    "too_long": "a list of {max_length} or fewer items",
     "literal_error": "{expected}",
 }
 """The rule of a field, by the type of pydantic's error."""

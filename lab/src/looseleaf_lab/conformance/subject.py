@@ -183,7 +183,10 @@ class Subject:
         if not exactly and longest is not None:
             tokens = min(tokens, longest)
         if tokens < LEAST_TOKENS:
-            raise InvalidOption(f"the laws need at least {LEAST_TOKENS} tokens, not {tokens}")
+            raise InvalidOption(
+                f"the laws need at least {LEAST_TOKENS} tokens, not {tokens}: raise --tokens, or "
+                "choose a model with a longer context"
+            )
         self.options = {**options, "max_model_len": tokens}
         self.tokens = tokens
         self.loaded: LoadedModel = load_model(folder, make_config(self.options))

@@ -143,18 +143,21 @@ class Drawing:
             faults.append((outputs.index(output), error))
 
         draws = self.draw(outputs, logits, note) if ranks.link.leads else []
-        # after a fault each output is drawn separately
-        indices = [[outputs.index(output) for output in draw.outputs] for draw in draws]
-        sent = [[*range(len(outputs))]] == indices and not faults
-        faulty = ranks.link.decide(f"step {plan}", lambda: None if sent else (indices, faults))
-        indices, faults = faulty or ([[*range(len(outputs))]], [])
+        separate = None
+        if faults or len(draws) > 1:
+            # after a fault each output is drawn separately
+            separate = [[outputs.index(output) for output in draw.outputs] for draw in draws]
+        own = separate, faults
+        separate, faults = ranks.link.decide(f"step {plan}", lambda: own)
         for index, error in faults:
             on_fault(outputs[index], error)
         if ranks.link.leads:
             for draw in draws:
                 ranks.collectives.broadcast(draw.sampled.token_ids)
             return draws
-        return [self._received([outputs[n] for n in rows]) for rows in indices]
+        if separate is None:
+            return [self._received(outputs)]
+        return [self._received([outputs[n] for n in rows]) for rows in separate]
 
     def _received(self, outputs: list[OutputProgress]) -> Draw:
         """The tokens of rank 0 for ``outputs``."""

@@ -91,7 +91,9 @@ def cut_codes(matrix: ScaledMatrix, cut: Cut) -> ScaledMatrix:
 
 
 def part_shape(shape: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
-    """The shape of a part of a matrix or of a vector, which has rows only."""
+    """The shape of a part of a matrix, of a vector, which has rows only, or of a whole tensor."""
+    if cut == Cut():
+        return shape
     features, *columns = shape
     return cut.shape(features, columns[0]) if columns else cut.shape(features, 1)[:1]
 

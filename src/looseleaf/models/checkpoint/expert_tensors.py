@@ -16,7 +16,7 @@ from looseleaf.models.checkpoint.tensor_reader import TensorReader
 from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
-from looseleaf.ops.dense.quantized_linear.native import GROUP
+from looseleaf.ops.dense.quantized_linear.native import GROUP, PackedMatrix
 from looseleaf.ops.dense.scaled_linear import TILE
 
 _ROUTER_TILE = 64
@@ -90,8 +90,11 @@ def read_experts(
         if law.num_shared == 1:
             experts.append(prefix + names.shared)
         gates = [f"{e}{name}.weight" for e in experts for name in (names.gate, names.up)]
-        gate_up = _uniform(reader, gates, inner, hidden)
-        down = _uniform(reader, [f"{e}{names.down}.weight" for e in experts], hidden, inner)
+        downs = [f"{e}{names.down}.weight" for e in experts]
+        # a wide shared MLP is split by columns, which packed values are not
+        plain = law.num_shared > 1
+        gate_up = _uniform(reader, gates, inner, hidden, plain)
+        down = _uniform(reader, downs, hidden, inner, plain)
     if law.num_shared > 1:
         wide = prefix + names.shared, law.num_shared
         gate_up, down = _with_wide_shared(reader, gate_up, down, names, *wide)
@@ -124,15 +127,24 @@ def _biased(
 
 
 def _uniform(
-    reader: TensorReader, names: list[str], features: int, columns: int
+    reader: TensorReader, names: list[str], features: int, columns: int, plain: bool
 ) -> Tensor | QuantizedWeight:
-    """Matrices of one shape, one below the other, in one format."""
+    """Matrices of one shape, one below the other, in one format.
+
+    With ``plain``, values of 16 bits are not packed."""
     sizes = [features] * len(names)
     weight = reader.matrix(names, sizes, columns)
-    if isinstance(weight, QuantizedWeight) and (len(weight.parts) > 1 or features % GROUP):
+    if isinstance(weight, QuantizedWeight) and (
+        len(weight.parts) > 1 or features % GROUP or (plain and _is_wide(weight))
+    ):
         # experts are parts of one matrix in one format, and begin at whole groups
         return reader.fused(names, [(features, columns)] * len(names))
     return weight
+
+
+def _is_wide(weight: QuantizedWeight) -> bool:
+    """Whether the packed values have 16 bits."""
+    return all(isinstance(p, PackedMatrix) and p.layout.bits == 16 for p in weight.parts)
 
 
 def _with_wide_shared(

@@ -15,7 +15,7 @@ from looseleaf.models.checkpoint.gguf.folder import SUFFIX, folder_of_gguf, is_g
 WANTED = ("*.safetensors", "*.json", "*.jinja")
 # copies of the weights in other layouts
 UNWANTED = ("consolidated*.safetensors", "*/*.safetensors")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @runtime_checkable
@@ -46,6 +46,8 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
         raise CheckpointNotFound(
             f"{name} is a file and not GGUF; give the folder that holds config.json"
         )
+    if str(name).endswith(SUFFIX):
+        raise CheckpointNotFound(f"no file {name}: check the path")
     if not _HUB_ID.fullmatch(str(name)):
         raise CheckpointNotFound(
             f"no folder {name}; give a checkpoint's folder, a hub id 'owner/name', or the name of "

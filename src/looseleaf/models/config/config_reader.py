@@ -32,7 +32,8 @@ def read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointNotFound(
-            f"{folder} holds no config.json; give the folder of a Hugging Face checkpoint"
+            f"{folder} holds no config.json: give the folder of a Hugging Face checkpoint, or a "
+            "GGUF file"
         )
     config = parse_config(read_json(path), str(path))
     if config.torch_dtype != "auto":

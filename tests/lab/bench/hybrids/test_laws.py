@@ -133,16 +133,18 @@ def test_states_are_those_of_transformers(family: str) -> None:
     assert max(distances(theirs, states)) < budget(tokens, torch.float32)
 
 
+@pytest.mark.parametrize("start", [0, 50])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_document_behind_its_lead_answers_as_full_prefill(family: str) -> None:
+def test_one_document_encoded_anywhere_answers_as_full_prefill(family: str, start: int) -> None:
     case = scene(family, torch.float32)
     question = case.tokens["question"]
-    document = case.documents["long"]
+    elsewhere = encode(case.model, case.tokens["lead"], start=start)
+    document = encode(case.model, case.tokens["long"], elsewhere)
     states = composed_states(case.lead, [document])
     actual = answer(case.model, case.lead, [document], states, question)
     names = ("lead", "long", "question")
     whole = encode(case.model, torch.cat([case.tokens[name] for name in names]))
-    plain = encode(case.model, question, document).logits
+    plain = encode(case.model, question, case.documents["long"]).logits
     truth = whole.logits[-len(question) :]
     # twice the difference of two of Transformers' own passes, and a rounding step
     step = truth.abs().max() * torch.finfo(torch.float32).eps

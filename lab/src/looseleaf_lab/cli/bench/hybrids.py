@@ -26,9 +26,9 @@ from looseleaf_lab.errors import INSTALL
 @click.option("--family", "families", multiple=True, help="of tiny models; may be repeated")
 @OUTPUT
 def hybrids(
-    parts: tuple[Any, ...], families: tuple[str, ...], output: Path | None, **sizes: Any
+    parts: tuple[str, ...], families: tuple[str, ...], output: Path | None, **sizes: Any
 ) -> None:
-    """Composed states against recurrences, and bytes and work of maps, for Qwen3-Next and others.
+    """Documents as maps of linear layers' states: errors, bytes and work.
 
     Models are tiny and random; sizes are those of published shapes."""
     if find_spec("transformers") is None:
