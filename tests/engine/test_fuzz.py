@@ -117,10 +117,14 @@ def test_a_fault_of_mixes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     draw = EngineDrawing.draw
 
     def swapped(
-        self: EngineDrawing, outputs: list[OutputProgress], logits: Tensor, on_fault: OnFault
+        self: EngineDrawing,
+        outputs: list[OutputProgress],
+        logits: Tensor,
+        on_fault: OnFault,
+        plan: str,
     ) -> list[Draw]:
         # right for whoever is alone
-        return draw(self, outputs, logits.roll(1, 0), on_fault)
+        return draw(self, outputs, logits.roll(1, 0), on_fault, plan)
 
     monkeypatch.setattr(EngineDrawing, "draw", swapped)
     run = fuzz(seed=11, rounds=3)

@@ -2,28 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-import looseleaf.assets
-from tests.server.live import Live, live_server
+from tests.server.live import Live
+from tests.server.tooled import tooled_server
 
-TEMPLATE = (
-    "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}"
-    "{% endfor %}{{ '<tool_call></tool_call><|end|>' }}{% endif %}"
-    "{% for message in messages %}"
-    "{% if message['role'] == 'tool' %}{{ '<|user|>' }}{% else %}"
-    "{{ '<|' + message['role'] + '|>' }}{% endif %}"
-    "{{ message['content'] or '' }}"
-    "{% for call in message['tool_calls'] or [] %}"
-    "{{ '<tool_call>' + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}"
-    "{% endfor %}{{ '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-    "{% if thinking %}{{ '<think>' }}{% elif thinking == 'no' %}{{ '</think>' }}{% endif %}"
-)
 PLACE = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}},
@@ -39,14 +25,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """The reference model with a chat template that shows tools."""
-    folder = tmp_path_factory.mktemp("model")
-    source = Path(looseleaf.assets.__file__).parent / "block"
-    for file in source.iterdir():
-        if file.name != "tokenizer_config.json":
-            (folder / file.name).symlink_to(file)
-    config = json.loads((source / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    with live_server(folder, config={"served_model_name": "tooled"}) as live:
+    with tooled_server(tmp_path_factory.mktemp("model")) as live:
         yield live
 
 

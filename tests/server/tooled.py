@@ -9,6 +9,19 @@ import looseleaf.assets
 from tests.server.live import Live, live_server
 
 MODEL = "tooled"
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}"
+    "{% endfor %}{{ '<tool_call></tool_call><|end|>' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}{{ '<|user|>' }}{% else %}"
+    "{{ '<|' + message['role'] + '|>' }}{% endif %}"
+    "{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + call.function.name + (call.function.arguments | tojson) + '</tool_call>' }}"
+    "{% endfor %}{{ '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% if thinking %}{{ '<think>' }}{% elif thinking == 'no' %}{{ '</think>' }}{% endif %}"
+)
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},
@@ -18,8 +31,6 @@ WEATHER: dict[str, Any] = {
 
 def tooled_server(folder: Path) -> AbstractContextManager[Live]:
     """A server of the model, whose checkpoint is made in ``folder``."""
-    from tests.server.test_tools import TEMPLATE
-
     source = Path(looseleaf.assets.__file__).parent / "block"
     for file in source.iterdir():
         if file.name != "tokenizer_config.json":

@@ -167,7 +167,8 @@ class Runner:
 
     def _warm_up(self, graphs: StepGraphs, on_progress: OnProgress) -> None:
         """`warm_up` on this rank."""
-        self._compile_kernels(on_progress)
+        if self.model.device.type == "cuda":
+            self._compile_kernels(on_progress)
         jobs = warming(self.model, self.attention, graphs, self.passes)
         for completed, job in enumerate(jobs):
             on_progress("graphs", completed, len(jobs))
