@@ -164,7 +164,7 @@ class EngineConfig:
         require_positive(self, "max_model_len", "threads", "tensor_parallel")
         require(
             self.tensor_parallel == 1 or not self.tiers.compute_once,
-            "compute_once has no meaning yet with tensor_parallel: leave one of them out",
+            "compute_once is not supported with tensor_parallel: leave one of them out",
             *("compute_once", "tensor_parallel"),
         )
         require_share(self, "canary_share", "canary_bound", zero=True)

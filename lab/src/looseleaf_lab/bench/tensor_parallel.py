@@ -44,7 +44,7 @@ class RanksConfig:
     steps: int = 64
     repetitions: int = 5
     memory_gib: float | None = None
-    all_reduce: str = "auto"
+    all_reduce: str = "nccl"
 
     def engine(self, ranks: int, device: torch.device) -> EngineConfig:
         """The engine's configuration with that many ranks."""

@@ -22,7 +22,7 @@ from looseleaf_lab.cli.bench.report import OUTPUT, bench_progress, collect
     "--quantize", type=click.Choice(["fp8", "int8", "int4"]), help="matrices of layers on GPUs"
 )
 @click.option(
-    "--all-reduce", type=click.Choice(["auto", "nccl"]), default="auto", show_default=True
+    "--all-reduce", type=click.Choice(["auto", "nccl"]), default="nccl", show_default=True
 )
 @click.option("--batch", "batches", multiple=True, type=int, help="batch sizes [default: 1 and 64]")
 @click.option("--prompt-tokens", default=256, show_default=True, help="prompts of decode")
