@@ -67,7 +67,7 @@ def test_a_header_comes_before_the_first_measurement(
         raise _Measured
 
     at = {"fleet": ("looseleaf_lab.cli.bench.fleet", "_simulated")}
-    path, function = at.get(name, (f"looseleaf_lab.bench.{name}", "measure"))
+    path, function = at.get(name, (f"looseleaf_lab.bench.{name.replace('-', '_')}", "measure"))
     module = import_module(path)
     monkeypatch.setattr(module, function, measure)
     if name == "hosted":  # which refuses a machine without CUDA
