@@ -17,9 +17,6 @@ class SkippedKernels:
 
     _preloads: dict[tuple[int, str], Callable[[], object]] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self._preloads)
-
     def skip(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         """The hook of Triton before a kernel compiles: True skips compilation and launch."""
         kernel, kinds = fn.jit_function, compile["specialization_data"]
