@@ -220,7 +220,8 @@ def test_every_block_says_what_it_is(block: Block) -> None:
 
 def test_most_blocks_that_could_run_do() -> None:
     code = [block for block in EVERY if block.language in ("python", "sh")]
-    marked = [block for block in code if block.reason is not None]
+    run_by_clients = "make test-clients runs it"
+    marked = [block for block in code if block.reason not in (None, run_by_clients)]
     told = "\n".join(f"{block.place}: {block.reason}" for block in marked)
     assert len(code) > 20
     assert len(marked) <= len(code) / 4, told

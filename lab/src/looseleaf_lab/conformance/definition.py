@@ -14,7 +14,7 @@ from torch.nn import functional
 from looseleaf.config import ModelConfig
 from looseleaf.llm.load import LoadedModel
 from looseleaf.models.experts import expert_of
-from looseleaf.models.layers import LayerWeights, Norm
+from looseleaf.models.layers import LatentWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, look_up, unpack
 from looseleaf.ops.experts.route import route
 from looseleaf.prompt.request import DocumentPart, PromptParts
@@ -129,7 +129,7 @@ class Definition:
                     index, q[span.rows], k[span.keys], v[span.keys],
                     (span.row_positions, span.key_positions), shift,
                 ).out  # fmt: skip
-            attended = _project(attended.flatten(1), layer.output)
+            attended = _project(self._values(layer, attended).flatten(1), layer.output)
             x = x + self._branch(attended, layer.output_norm)
             if not self.shape.parallel_residual:
                 normed = x if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
@@ -240,6 +240,8 @@ class Definition:
 
     def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.shape
+        if layer.latent is not None:
+            return self._latent_heads(layer.latent, _project(normed, layer.qkv))
         counts = (shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads)
         heads = _project(normed, layer.qkv).view(len(normed), sum(counts), shape.head_dim)
         q, k, v = heads.split_with_sizes(counts, 1)
@@ -251,6 +253,29 @@ class Definition:
                 for x, norm in zip(flat, norms, strict=True)
             )
         return q, k, v
+
+    def _latent_heads(
+        self, weights: LatentWeights, fused: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries in the space of stored keys; stored keys, which are the values as well."""
+        config = self.shape.latent
+        assert config is not None, "a layer with latents has their sizes"
+        q, latent, rotated = fused.tensor_split((-config.key_dim, -config.rope_dim), 1)
+        if weights.query_norm is not None and weights.query_up is not None:
+            q = _project(_norm_latent(q, weights.query_norm), weights.query_up)
+        q = q.view(len(fused), self.shape.num_qo_heads, config.query_dim)
+        keys_of_heads = weights.key_up.to(q.dtype)
+        moved = torch.einsum("rhn,hnl->rhl", q[..., : config.nope_dim], keys_of_heads)
+        q = torch.cat([q[..., config.nope_dim :], moved], -1)
+        k = torch.cat([rotated, _norm_latent(latent, weights.latent_norm)], -1)[:, None]
+        return q, k, k
+
+    def _values(self, layer: LayerWeights, attended: Tensor) -> Tensor:
+        """The heads' outputs; with latents, each head maps the latent that it attended to."""
+        if layer.latent is None or self.shape.latent is None:
+            return attended
+        latents = attended[..., self.shape.latent.rope_dim :]
+        return torch.einsum("rhl,hlv->rhv", latents, layer.latent.value_up.to(latents.dtype))
 
     def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
         law, router = self.shape.experts, layer.router
@@ -304,6 +329,12 @@ def _project(x: Tensor, projection: Projection) -> Tensor:
     return functional.linear(
         x, unpack(weight).to(x.dtype), None if bias is None else bias.to(x.dtype)
     )
+
+
+def _norm_latent(x: Tensor, norm: Norm) -> Tensor:
+    # every published checkpoint has this epsilon here, whatever its rms_norm_eps says
+    weight = norm.weight.to(x.dtype)
+    return functional.rms_norm(x, weight.shape, weight, 1e-6)
 
 
 def _activate(x: Tensor, shape: ModelConfig) -> Tensor:

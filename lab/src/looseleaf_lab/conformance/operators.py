@@ -172,16 +172,20 @@ class Stage:
     ) -> Comparison:
         """The engine's rows against dense attention; each callable of ``dense`` gives some rows.
 
-        ``dtype`` is that of the actual rows; the default is the subject's."""
+        ``dtype`` is that of the actual rows; the default is the subject's. Of rows over latents,
+        the rotated dims are no output, so the comparison leaves them out."""
         dtype = dtype or self.subject.dtype
+        latent = self.subject.loaded.shape.latent
+        first = 0 if latent is None else latent.rope_dim
 
         def rows(in_dtype: torch.dtype, shift: int) -> Tensor:
-            return torch.cat([attended(in_dtype, shift).out for attended in dense])
+            return torch.cat([attended(in_dtype, shift).out for attended in dense])[..., first:]
 
         exact = [attended(wider(dtype), 0) for attended in dense]
         plain = torch.stack([rows(dtype, shift) for shift in SHIFTS])
-        truth, lse = torch.cat([state.out for state in exact]), torch.cat([s.lse for s in exact])
-        return Comparison(label, actual, truth, plain, dtype, largest(lse))
+        truth = torch.cat([state.out for state in exact])[..., first:]
+        lse = torch.cat([state.lse for state in exact])
+        return Comparison(label, actual[..., first:], truth, plain, dtype, largest(lse))
 
 
 @dataclass(frozen=True)
