@@ -39,9 +39,6 @@ class Answering(Protocol):
     generation: Generation
     end: bytes
 
-    @property
-    def reuse_header(self) -> str: ...
-
     async def whole(self) -> dict[str, Any]:
         """The complete answer."""
         ...
@@ -123,12 +120,12 @@ async def respond(request: Request, answer: Answering, *, stream: bool) -> Respo
     try:
         if not stream:
             content = await until_gone(request.receive, answer.whole())
-            return JSONResponse(content, headers={REUSE_HEADER: answer.reuse_header})
+            return JSONResponse(content, headers={REUSE_HEADER: answer.generation.reuse_header})
         chunks = answer.chunks()
         # errors before the first token can still set the status
         first = await until_gone(request.receive, anext(chunks))
         events = _guarded(first, chunks, request, answer)
-        return EventStream(events, {REUSE_HEADER: answer.reuse_header}, answer.end)
+        return EventStream(events, {REUSE_HEADER: answer.generation.reuse_header}, answer.end)
     finally:
         if not stream:
             log_reuse(request, answer.generation)
