@@ -155,7 +155,7 @@ def test_a_device_that_cannot_go_on_breaks_the_engine_with_the_first_fault(
     def lost(device: object) -> None:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr("looseleaf.engine.engine.require_device", lost)
+    monkeypatch.setattr("looseleaf.engine.engine.synchronize", lost)
     progress = add_all(llm.engine)[VICTIM]
     llm.engine.step()
     plant(progress, "draw", monkeypatch)
