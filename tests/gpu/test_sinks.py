@@ -53,13 +53,13 @@ def test_products_of_mxfp4_at_the_sizes_of_gpt_oss(dtype, rows):
         "down_bias": torch.randn(down.features, device="cuda"),
     }
     with poisoned():
-        found = expert_mlp(x, gate_up, down, routes, **options)
+        result = expert_mlp(x, gate_up, down, routes, **options)
     values = gate_up.dequantize(), down.dequantize()
     truth = expert_mlp(x.double(), *(v.double() for v in values), routes, "reference", **options)
     halves = [value.to(dtype) for value in values]
     # a plain one rounds inner values, as products in 16 bits do
     plain = sum(_plain(x, *halves, routes, options)).to(dtype)
-    assert_within_budget(found.double().sum(0), truth[0], plain, dtype)
+    assert_within_budget(result.double().sum(0), truth[0], plain, dtype)
 
 
 def _plain(x, gate_up, down, routes, options):

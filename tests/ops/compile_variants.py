@@ -226,9 +226,9 @@ def _compile_layer(dtype: torch.dtype) -> None:
         rms_norm_triton(stream, weight[0].float(), 1e-5)
     numbers = torch.zeros(300, dtype=torch.int32)
     fetch_numbers_triton(numbers, numbers.clone())
-    told = torch.zeros(2, num_blocks(len(numbers)) + len(numbers), dtype=torch.int32)
-    counted = torch.zeros(1, dtype=torch.int64)
-    fetch_turn_triton(told, torch.zeros(len(numbers), dtype=torch.int32), counted)
+    turns = torch.zeros(2, num_blocks(len(numbers)) + len(numbers), dtype=torch.int32)
+    count = torch.zeros(1, dtype=torch.int64)
+    fetch_turn_triton(turns, torch.zeros(len(numbers), dtype=torch.int32), count)
     likeliest_triton(stream)
     if dtype is torch.bfloat16:
         _compile_packing()
@@ -281,7 +281,7 @@ def compiled_scaled() -> Iterator[Compiled]:
     """Products with codes, by that generation's instructions and without."""
     weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
     vectors = (_one_vector_kernel, _scaled_vectors_kernel)
-    with compiling(*kernels, _quantize_rows_kernel, *vectors) as found:
+    with compiling(*kernels, _quantize_rows_kernel, *vectors) as binaries:
         for kind in ("fp8", "int8", "int4"):
             matrix = quantize(weight, kind)
             for rows in (1, 64):
@@ -292,7 +292,7 @@ def compiled_scaled() -> Iterator[Compiled]:
             for rows in (1, 2) if kind != "int4" else ():
                 launch_vectors(x[:rows], matrix, out[:, :rows], chained=True)
         quantize_rows_triton(x)
-    yield from found
+    yield from binaries
 
 
 def compiled_experts() -> Iterator[Compiled]:
@@ -306,7 +306,7 @@ def compiled_experts() -> Iterator[Compiled]:
         ExpertConfig(60, 4, 768, normalized=False, num_shared=4, shared_gate=True),
     )
     routing = (_route_kernel, _group_few_kernel, _count_kernel, _sum_kernel, _place_kernel)
-    with compiling(*routing, _gate_kernel, _down_kernel) as found:
+    with compiling(*routing, _gate_kernel, _down_kernel) as binaries:
         for law in laws:
             bias = torch.zeros(law.num_experts) if law.selection_bias else None
             for logits in (torch.zeros(4, 8, 320), torch.zeros(100, 320)):
@@ -336,11 +336,11 @@ def compiled_experts() -> Iterator[Compiled]:
         for rows in (1, 200):
             few = x[:1].expand(rows, -1).contiguous()
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
-            some = Routes(pairs, torch.zeros(rows, slots))
-            expert_mlp_triton(few, *codes, some, experts, ClampedSwiglu(), biases)
+            slot_routes = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(few, *codes, slot_routes, experts, ClampedSwiglu(), biases)
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
-    yield from found
+    yield from binaries
 
 
 def compiled_groups(num_qo_heads: int) -> Iterator[Compiled]:

@@ -23,9 +23,9 @@ def printed_by(name: str) -> list[str]:
     for variable in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION"):
         environment.pop(variable, None)
     command = [sys.executable, "-W", "error", "-W", _OF_TRITON, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
 def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:

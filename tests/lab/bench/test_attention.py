@@ -54,16 +54,16 @@ def test_a_question_behind_long_documents_is_read_as_the_engine_reads_it():
     assert listed.spans is None and listed.work is not None
     assert in_parts.work is None and in_parts.spans is not None
     q = bench.query(question)
-    one, other = (bench.layer(q, plan, 0, bench.rotation) for plan in (listed, in_parts))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    state, other = (bench.layer(q, plan, 0, bench.rotation) for plan in (listed, in_parts))
+    torch.testing.assert_close(state, other, rtol=1e-4, atol=1e-5)
 
 
 def test_every_case_is_measured_with_its_share_of_the_roofline():
     rows = list(measure(SMALL))
     names = {case.name for case in cases(SMALL)}
-    some = [case.name for case in cases(replace(SMALL, only=("ragged", "causal")))]
-    assert len(some) == 3
-    assert {*some} < names
+    subset = [case.name for case in cases(replace(SMALL, only=("ragged", "causal")))]
+    assert len(subset) == 3
+    assert {*subset} < names
     assert {row["measurement"] for row in rows} == names
     assert all(row["share_of_roofline"] > 0 and row["low"] <= row["median"] for row in rows)
     assert all(row["error_share_of_budget"] <= 1 for row in rows)

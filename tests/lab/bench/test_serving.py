@@ -41,7 +41,7 @@ def test_the_device_is_measured_before_an_engine_takes_its_memory(
     for name in ("measure_ceilings", "random_engine"):
         real = getattr(bench_serving, name)
         monkeypatch.setattr(
-            bench_serving, name, lambda *given, n=name, f=real: order.append(n) or f(*given)
+            bench_serving, name, lambda *arguments, n=name, f=real: order.append(n) or f(*arguments)
         )
     Workbench.create("tiny", ServingSizes.small(), CPU)
     assert order == ["measure_ceilings", "random_engine"]
@@ -81,10 +81,10 @@ def test_the_command_offers_every_line() -> None:
 def test_an_interrupted_run_keeps_the_lines_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
+    rows = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
 
     def interrupted(*_: object) -> Iterator[Row]:
-        yield from done
+        yield from rows
         raise KeyboardInterrupt
 
     monkeypatch.setattr("looseleaf_lab.bench.serving.measure", interrupted)

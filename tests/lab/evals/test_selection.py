@@ -76,14 +76,14 @@ def test_the_command_names_the_smallest_budget(tmp_path: Path) -> None:
     model = ["--model", "looseleaf-reference-causal", "--dtype", "float32", "--num-pages", "200"]
     needles = ["--needles", "2", "--tokens", "300"]
     flags = ["--select", "quest", "--budget", "1.0", "--output", str(tmp_path / "rows.csv")]
-    done = CliRunner().invoke(evaluate, ["selection", *model, *needles, *flags])
-    assert done.exception is None, done.output
-    assert "quest: quest, ratio 1 is the smallest budget" in done.output.splitlines()[-1]
+    result = CliRunner().invoke(evaluate, ["selection", *model, *needles, *flags])
+    assert result.exception is None, result.output
+    assert "quest: quest, ratio 1 is the smallest budget" in result.output.splitlines()[-1]
     assert len((tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()) == 2
     for wrong, sentence in (
         ([], "give a --select"),
         (["--select", "quest", "--revise", "4"], "without --revise"),
         (["--select", "retrieval"], "policies that choose pages"),
     ):
-        done = CliRunner().invoke(evaluate, ["selection", *model, *wrong])
-        assert isinstance(done.exception, InvalidOption) and sentence in str(done.exception)
+        result = CliRunner().invoke(evaluate, ["selection", *model, *wrong])
+        assert isinstance(result.exception, InvalidOption) and sentence in str(result.exception)
