@@ -21,7 +21,7 @@ from looseleaf_lab.bench.attention_cases import (
     shared,
 )
 from looseleaf_lab.bench.attention_check import check
-from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.testing.budget import assert_state_within_budget
 from looseleaf_lab.testing.build import SceneBuilder
 from looseleaf_lab.testing.lists import span_list, work_list

@@ -13,7 +13,8 @@ from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.models import Decoder
 from looseleaf.ops.compiled import num_compiled
 from looseleaf.prompt.request import DocumentPart, Request, TextPart
-from looseleaf_lab.bench.random_model import model_shape, random_engine, random_weights
+from looseleaf_lab.bench.model_shapes import model_shape
+from looseleaf_lab.bench.random_model import random_engine, random_weights
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"

@@ -14,7 +14,8 @@ from looseleaf.models.layers import DecoderWeights, LayerWeights, apply_gated
 from looseleaf.models.linear import Projection, add_project, look_up, project, unpack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
-from looseleaf_lab.bench.random_model import model_shape, random_weights
+from looseleaf_lab.bench.model_shapes import model_shape
+from looseleaf_lab.bench.random_model import random_weights
 from looseleaf_lab.testing.quantized import normal_blocks, random_blocks
 from tests.models.dense_attend import DenseAttend
 

@@ -14,7 +14,7 @@ from looseleaf_lab.bench.attention_cases import (
     document_subsets,
     shared,
 )
-from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.errors import BenchmarkRefused
 
 SMALL = AttentionConfig(

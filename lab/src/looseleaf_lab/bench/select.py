@@ -23,8 +23,8 @@ from looseleaf.kv.summaries import PageSummaries
 from looseleaf.rope.frames import build_rotation
 from looseleaf.sparse import make_policy
 from looseleaf.types import ScoreRule
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.select_tokens import TokenArms, settle
 from looseleaf_lab.bench.timing import Samples, measure_in_turn

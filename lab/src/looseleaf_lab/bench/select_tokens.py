@@ -20,7 +20,8 @@ from looseleaf.graphs.step_result import StepResult
 from looseleaf.prompt.request import Request, TextPart
 from looseleaf.retro import free_rows, window_for
 from looseleaf.sampling_params import SamplingParams
-from looseleaf_lab.bench.random_model import MODEL_SHAPES, random_engine
+from looseleaf_lab.bench.model_shapes import MODEL_SHAPES
+from looseleaf_lab.bench.random_model import random_engine
 
 _SEED_TOKENS = 1_000
 # steps to fill the widest window and capture graphs

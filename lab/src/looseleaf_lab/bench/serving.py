@@ -26,8 +26,9 @@ from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.bench.attention import require_right
 from looseleaf_lab.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf_lab.bench.layer_work import layer_work
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_decoder, random_engine
+from looseleaf_lab.bench.random_model import random_decoder, random_engine
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.timing import Samples
 

@@ -245,7 +245,7 @@ def attention(
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.attention import AttentionConfig, measure, ratios
     from looseleaf_lab.bench.attention_cases import AttentionShape
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.results import show_table
 
     shape = AttentionShape(head_dim=head_dim)
