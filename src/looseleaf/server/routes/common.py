@@ -1,7 +1,7 @@
 """The parts of generating endpoints: limits, deadlines, generations and responses."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -113,6 +113,14 @@ def make_generation(
         parse_policies(body),
         shortens,
     )
+
+
+def page_of(items: Sequence[dict[str, Any]], limit: int) -> Response:
+    """The first ``limit`` of ``items``, each with an id, as a page of a list."""
+    data = items[:limit]
+    ids = [item["id"] for item in data]
+    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(items) > limit})
 
 
 async def respond(request: Request, answer: Answering, *, stream: bool) -> Response:
