@@ -24,7 +24,7 @@ from looseleaf.engine.lifetime import close, only_here
 from looseleaf.engine.profile_run import make_tiering
 from looseleaf.engine.progress import OutputProgress, RequestProgress, deadline_error
 from looseleaf.engine.reports.stats import EngineCounters, EngineSnapshot, StepStats
-from looseleaf.engine.runner.isolate_faults import ComputedStep, run_isolated
+from looseleaf.engine.runner.isolate_faults import ComputedStep, isolate_fault
 from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.runner.step_sampler import Drawing, InFlightStep, drawing_rows, plan_of
 from looseleaf.engine.sampling.grammar import GrammarCompiler
@@ -302,7 +302,6 @@ class Engine:
             if self._events is not None:
                 self._events.flush()
             if self._had_fault:
-                # raises the error of a device that computes no more
                 self._had_fault = False
                 synchronize(self.runner.model.device)
             return list(dict.fromkeys(changed))
@@ -349,10 +348,16 @@ class Engine:
         return InFlightStep(work, self._drawing.draw(outputs, logits, end, plan))
 
     def _compute(self, work: StepWork, previous: Tensor | None) -> ComputedStep:
-        if self.ranks is not None:
-            # a fault of this rank may be none of the others
-            return ComputedStep(work, self.runner.run(work, previous))
-        return run_isolated(self.runner.run, work, previous, self._scheduler.take_back)
+        """Run a step; after a fault, run its requests separately."""
+        run = self.runner.run
+        try:
+            return ComputedStep(work, run(work, previous))
+        except Exception as error:
+            if self.ranks is not None:
+                # other ranks may have no fault
+                raise
+            fault = error
+        return isolate_fault(run, work, previous, self._scheduler.take_back, fault)
 
     def _launch_ahead(
         self, launched: InFlightStep, changed: list[RequestProgress]

@@ -35,23 +35,12 @@ class ComputedStep:
     failed: Rows[tuple[StepWork, Exception]] = ()
 
 
-def run_isolated(
-    run: Run, work: StepWork, previous: Tensor | None, take_back: TakeBack
-) -> ComputedStep:
-    """Compute a step; after a fault, compute its requests separately.
-
-    ``take_back`` is called with each part whose document failed to load, to schedule it again."""
-    try:
-        return ComputedStep(work, run(work, previous))
-    except Exception as error:
-        fault = error
-    return _isolate(run, work, previous, take_back, fault)
-
-
-def _isolate(
+def isolate_fault(
     run: Run, work: StepWork, previous: Tensor | None, take_back: TakeBack, fault: Exception
 ) -> ComputedStep:
-    """Compute a step that failed with ``fault`` again, request by request."""
+    """Compute a step that failed with ``fault`` again, request by request.
+
+    ``take_back`` is called with each part whose document failed to load, to schedule it again."""
     nothing = ComputedStep(_joined(work, []), StepResult.of_chunks(torch.empty(0)))
     if isinstance(fault, LoadFailed):
         take_back(work)
