@@ -99,6 +99,8 @@ class SelectedRows:
     tallies: list[Tensor] = field(default_factory=list)
     recalls: list[Tensor] = field(default_factory=list)
     looked: list[int] = field(default_factory=list)
+    # choices that later layers read, by layer
+    _choices: dict[int, Choice] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -137,9 +139,12 @@ class SelectedRows:
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write the state over the chosen pages as the last of each row's ``states``."""
         queries = q[self.rows]
-        choice = self.policy.choose(layer, queries, self.candidates)
+        source = self.candidates.sources[layer]
+        if source == layer:
+            self._choices[layer] = self.policy.choose(layer, queries, self.candidates)
+        choice = self._choices[source]
         state = attend_chosen(layer, queries, choice, self.candidates)
-        self.count(choice.counts.sum(-1), choice.looked)
+        self.count(choice.counts.sum(-1), choice.looked, choosing=int(source == layer))
         if choice.join is not None:
             state = merge_all((state, choice.join()))
         if any(row.measured for row in self.candidates.rows):
@@ -158,14 +163,14 @@ class SelectedRows:
         states.out[last_state] = state.out
         states.lse[last_state] = state.lse
 
-    def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
-        """Add ``pages`` of each row to the tallies, for ``layers`` layers together.
+    def count(self, pages: Tensor, looked: int = 0, choosing: int = 1) -> None:
+        """Add ``pages`` of each row to the tallies, for layers of which ``choosing`` choose.
 
-        ``looked`` counts numbers of a candidate's keys that were read besides its summary."""
+        ``looked`` counts numbers of a candidate's keys that a choice reads besides its summary."""
         self.tallies.append(pages)
         pool, summary = self.candidates.pool, self.policy.summary
         width = 0 if summary is None else summary.width * pool.kv.shape[5]
-        self.looked.append(layers * (width + looked) * pool.kv.element_size())
+        self.looked.append(choosing * (width + looked) * pool.kv.element_size())
 
     def _rest_lse(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
         """The lse of the pages that each row always reads."""
