@@ -25,14 +25,33 @@ def attend_chosen(
     candidates: Candidates,
 ) -> AttnState:
     """The state of each row over its chosen pages: fp32, ``(0, -inf)`` for a row without any."""
-    k_pages, v_pages = candidates.pool.layer(layer)
+    _, v_pages = candidates.pool.layer(layer)
+    heads = candidates.num_kv_heads
+    row = torch.arange(len(q), device=q.device)[:, None, None]
+    head = torch.arange(heads, device=q.device)[None, :, None]
+    values = v_pages[candidates.table.pages[row, choice.ordinals], head].float()
+    # the chosen pages of a head are one run of keys
+    flat = key_scores(layer, q, choice, candidates).transpose(2, 3).flatten(3)
+    lse = flat.logsumexp(-1)  # [rows, kv_heads, group]
+    weights = (flat - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    out = weights @ values.flatten(2, 3)
+    return AttnState(out.flatten(1, 2), lse.flatten(1, 2))
+
+
+def key_scores(
+    layer: int,
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    choice: Choice,
+    candidates: Candidates,
+) -> Float[Tensor, "rows kv_heads chosen group page_size"]:
+    """The scores of the keys of chosen pages: fp32, -inf for keys that a row does not see."""
+    k_pages, _ = candidates.pool.layer(layer)
     rule, heads = candidates.rules[layer], candidates.num_kv_heads
     row = torch.arange(len(q), device=q.device)[:, None, None]
     pages = candidates.table.pages[row, choice.ordinals]  # [rows, kv_heads, chosen]
     spans = candidates.table.spans[row, choice.ordinals]
     head = torch.arange(heads, device=q.device)[None, :, None]
     keys = k_pages[pages, head].float()  # [rows, kv_heads, chosen, page_size, head_dim]
-    values = v_pages[pages, head].float()
     rotated = candidates.rotated(layer, q)
     rotated = rotated.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
     queries = rotated[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
@@ -40,13 +59,7 @@ def attend_chosen(
     if rule.soft_cap:
         scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
     visible = _visible_keys(layer, choice, candidates, spans)
-    scores = scores.masked_fill(~visible[:, :, :, None], -torch.inf)
-    # the chosen pages of a head are one run of keys
-    flat = scores.transpose(2, 3).flatten(3)  # [rows, kv_heads, group, keys]
-    lse = flat.logsumexp(-1)
-    weights = (flat - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
-    out = weights @ values.flatten(2, 3)
-    return AttnState(out.flatten(1, 2), lse.flatten(1, 2))
+    return scores.masked_fill(~visible[:, :, :, None], -torch.inf)
 
 
 def _visible_keys(

@@ -26,6 +26,11 @@ from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out, model_
     callback=check_appendable,
     help="CSV file to append to [default: results/selection.csv if there is a results folder]",
 )
+@click.option(
+    "--answers",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="file with the figures of every question, so that a second run continues",
+)
 @reading_options
 @engine_options
 def selection(
@@ -36,6 +41,8 @@ def selection(
     Each token of a right answer is predicted by a decode row, and the answer is given. The last
     line names the smallest budget of a policy that is within 0.05 nats of dense decoding."""
     from looseleaf.llm.llm import LLM
+    from looseleaf.llm.load import find_model
+    from looseleaf.models import model_fingerprint
     from looseleaf_lab.bench.origin import describe_origin
     from looseleaf_lab.bench.results import append_rows, require_appendable
     from looseleaf_lab.evals.distance.selection import (
@@ -43,6 +50,7 @@ def selection(
         SelectionRow,
         smallest_budgets,
     )
+    from looseleaf_lab.evals.run import AnswerFile
 
     readings = take_readings(options)
     selects = [reading.select for reading in readings if reading.select and not reading.revise]
@@ -54,11 +62,16 @@ def selection(
     if not (options["model"] and (needles > 0 or paths)):
         raise InvalidOption("selection needs a --model, and --needles or files")
     origin, target = describe_origin(), target_of(options["output"], "selection")
+    if options["answers"] and origin["commit"].endswith("-dirty"):
+        raise InvalidOption("--answers needs committed code, to identify its answers: commit")
     if target is not None:
         require_appendable(target, [*origin, *(field.name for field in fields(SelectionRow))])
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     llm = LLM(options["model"], **engine)
-    meter = SelectionMeter(llm, model_label(options["model"]))
+    name = model_label(options["model"])
+    weights = model_fingerprint(find_model(options["model"])).hex()
+    source = (origin["commit"], name, weights + repr(sorted(engine.items())))
+    meter = SelectionMeter(llm, name, AnswerFile(options["answers"]), source)
     pairs: list[tuple[Select, SelectionRow]] = []
     for label, items in _sources(llm, paths, needles, tokens, questions):
         with evaluation_progress(f"{meter.name}: {label}", len(items)) as on_count:
