@@ -1,7 +1,6 @@
 """Calibration of a model's anchor layers: as few as choose as well as every layer for itself.
 
-Even questions give the losses of all pairs of layers and choose the number of anchors, odd ones
-measure it."""
+Even questions give the losses of all pairs of layers and propose the anchors, odd ones decide."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -53,7 +52,8 @@ class AnchorCalibration:
     on_row: Callable[[SelectionRow], None] = lambda row: None
 
     def search(self, file: str, items: Sequence[Item]) -> Anchored:
-        """The fewest anchors whose KL is within `TOLERANCE` of that of a choice in every layer.
+        """The fewest anchors whose KL is within `TOLERANCE` of that of a choice in every layer, on
+        even questions, if it is so on odd ones, too.
 
         Raises InvalidOption for fewer than two questions with answers."""
         items = [item for item in items if item.answers]
@@ -72,7 +72,8 @@ class AnchorCalibration:
             return Anchored(None, None)
         best = min(near, key=lambda select: len(select.anchors or ()))
         own, shared = self._measure(f"{file}, odd", items[1::2], [self.select, best])
-        return Anchored(best.anchors, (own, shared))
+        anchors = best.anchors if shared.kl <= TOLERANCE * own.kl else None
+        return Anchored(anchors, (own, shared))
 
     def proposals(self, losses: Losses) -> list[tuple[int, ...]]:
         """The anchors for each number of `SERVED`, over the layers of every window."""
