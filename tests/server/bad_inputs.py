@@ -217,6 +217,9 @@ CHATS = [
         select={"policy": "quest", "dense_layers": [999]},
     ),
     chat(
+        "an anchor that the model has not", None, select={"policy": "quest", "anchors": [999]}
+    ),
+    chat(
         "weights of layers that the model has not",
         None,
         select={"policy": "quest", "layer_budgets": [1.5]},

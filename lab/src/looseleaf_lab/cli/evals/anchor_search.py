@@ -9,17 +9,19 @@ import click
 
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.evals.shared import model_label
+from looseleaf_lab.cli.evals.sources import require_committed, source_of
 
 
 @dataclass(frozen=True)
 class AnchorSearch:
     """The options of the search: the policy file to ``save``, ``files`` of questions, the ``share``
-    of keys that a row reads, and the ``output`` of rows."""
+    of keys that a row reads, the ``output`` of rows, and the file of ``answers``."""
 
     save: Path | None
     files: Sequence[Path]
     share: float
     output: Path | None
+    answers: Path | None
 
     def run(self, model: str | None, checkpoint: str | None, engine: dict[str, Any]) -> None:
         """Choose the anchors on even questions, measure them on odd ones, and write the file.
@@ -33,10 +35,12 @@ class AnchorSearch:
         from looseleaf_lab.evals.distance.anchors import TOLERANCE, AnchorCalibration
         from looseleaf_lab.evals.distance.selection import SelectionMeter, SelectionRow
         from looseleaf_lab.evals.files import FileOptions, read_tasks
+        from looseleaf_lab.evals.run import AnswerFile
 
         if self.save is None or not self.files:
             raise InvalidOption("--anchors-at needs a policy file, --save, and questions, --file")
         select, origin = Select("quest", ratio=self.share, dense_below=0), describe_origin()
+        require_committed(self.answers, origin)
         if self.output is not None:
             names = [*origin, *(field.name for field in fields(SelectionRow))]
             require_appendable(self.output, names)
@@ -56,7 +60,8 @@ class AnchorSearch:
             if self.output is not None:
                 append_rows(self.output, [asdict(row)], origin)
 
-        meter = SelectionMeter(llm, model_label(path) if path else "reference")
+        source, answers = source_of(origin, path, engine), AnswerFile(self.answers)
+        meter = SelectionMeter(llm, model_label(path) if path else "reference", answers, source)
         search = AnchorCalibration(meter, select, keep)
         found = search.search(" ".join(task.label for task in tasks), items)
         measured = {**policy.measured, "anchors": found.figures()}

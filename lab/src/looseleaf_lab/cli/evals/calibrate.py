@@ -86,6 +86,11 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     "with this share of the keys, instead of a blending policy; the file keeps its other entries",
 )
 @click.option(
+    "--answers",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="with --save: file with the figures of every question, so that a second run continues",
+)
+@click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=check_appendable,
@@ -110,7 +115,7 @@ def calibrate(
     selectors = options.pop("selectors") or _DEFAULT_SELECTORS
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
-    share = options.pop("anchors_at")
+    share, answers = options.pop("anchors_at"), options.pop("answers")
     search = PolicySearch(
         save=options.pop("save"),
         files=options.pop("files"),
@@ -119,6 +124,7 @@ def calibrate(
         selectors=selectors,
         ratios=ratios,
         output=output,
+        answers=answers,
     )
     for ratio in ratios:
         require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")
@@ -131,7 +137,7 @@ def calibrate(
     all_questions = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
     if share is not None:
-        anchors = AnchorSearch(search.save, search.files, share, output)
+        anchors = AnchorSearch(search.save, search.files, share, output, answers)
         anchors.run(model, checkpoint, explicit_options(options))
         return
     if search.wanted:

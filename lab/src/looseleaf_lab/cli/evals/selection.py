@@ -13,6 +13,7 @@ from looseleaf.config import EVICTING, Select
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable, target_of
 from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out, model_label
+from looseleaf_lab.cli.evals.sources import require_committed, source_of
 
 
 @click.command()
@@ -41,8 +42,6 @@ def selection(
     Each token of a right answer is predicted by a decode row, and the answer is given. The last
     line names the smallest budget of a policy that is within 0.05 nats of dense decoding."""
     from looseleaf.llm.llm import LLM
-    from looseleaf.llm.load import find_model
-    from looseleaf.models import model_fingerprint
     from looseleaf_lab.bench.origin import describe_origin
     from looseleaf_lab.bench.results import append_rows, require_appendable
     from looseleaf_lab.evals.distance.selection import (
@@ -62,15 +61,13 @@ def selection(
     if not (options["model"] and (needles > 0 or paths)):
         raise InvalidOption("selection needs a --model, and --needles or files")
     origin, target = describe_origin(), target_of(options["output"], "selection")
-    if options["answers"] and origin["commit"].endswith("-dirty"):
-        raise InvalidOption("--answers needs committed code, to identify its answers: commit")
+    require_committed(options["answers"], origin)
     if target is not None:
         require_appendable(target, [*origin, *(field.name for field in fields(SelectionRow))])
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     llm = LLM(options["model"], **engine)
     name = model_label(options["model"])
-    weights = model_fingerprint(find_model(options["model"])).hex()
-    source = (origin["commit"], name, weights + repr(sorted(engine.items())))
+    source = source_of(origin, options["model"], engine)
     meter = SelectionMeter(llm, name, AnswerFile(options["answers"]), source)
     pairs: list[tuple[Select, SelectionRow]] = []
     for label, items in _sources(llm, paths, needles, tokens, questions):
