@@ -41,10 +41,9 @@ def select(
     contexts: tuple[int, ...],
     batches: tuple[int, ...],
     windows: tuple[int, ...],
-    served: tuple[int, ...],
     device: str,
     output: Path | None,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
     """One layer's attention and a whole token: dense, with selection, with one choice of pages for
     several layers, and with revision."""
@@ -60,7 +59,6 @@ def select(
         batches or (1,),
         windows or (1,),
         device=pick_device(device),
-        served=served,
         **sizes,
     )
     with bench_progress({"budget": budget} | vars(bench), bench.device) as progress:

@@ -63,14 +63,14 @@ class AnchorSearch:
         source, answers = source_of(origin, path, engine), AnswerFile(self.answers)
         meter = SelectionMeter(llm, model_label(path) if path else "reference", answers, source)
         search = AnchorCalibration(meter, select, keep)
-        found = search.search(" ".join(task.label for task in tasks), items)
-        measured = {**policy.measured, "anchors": found.figures()}
-        replace(policy, anchors=found.anchors, measured=measured).write(self.save)
-        if found.anchors is None:
+        anchored = search.search(" ".join(task.label for task in tasks), items)
+        measured = {**policy.measured, "anchors": anchored.figures()}
+        replace(policy, anchors=anchored.anchors, measured=measured).write(self.save)
+        if anchored.anchors is None:
             click.echo(
                 f"{self.save}: every layer chooses; no shared choice has a KL within "
                 f"{TOLERANCE:g} times that of choices in every layer"
             )
             return
-        text = " ".join(map(str, found.anchors))
+        text = " ".join(map(str, anchored.anchors))
         click.echo(f"{self.save}: layers {text} choose for {shape.num_layers} layers")

@@ -1,4 +1,4 @@
-"""What identifies the figures in a file of answers: committed code, a model and its options."""
+"""The identity of the figures in a file of answers: committed code, a model and its options."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -27,17 +27,17 @@ Losses = npt.NDArray[np.float64]
 class OverlapPolicy(PagePolicy):
     """Chooses as ``base`` in every layer, and adds up the attention that each choice holds.
 
-    ``held[a, b]`` is the sum over rows of the share of layer b's attention over candidates that the
+    ``mass[a, b]`` is the sum over rows of the share of layer b's attention over candidates that the
     pages of layer a hold, as the mean over KV heads."""
 
     base: PagePolicy
     num_layers: int
-    held: npt.NDArray[np.float64] = field(init=False)
+    mass: npt.NDArray[np.float64] = field(init=False)
     rows: int = 0
     _choices: dict[int, Choice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.held = np.zeros((self.num_layers, self.num_layers))
+        self.mass = np.zeros((self.num_layers, self.num_layers))
 
     @property
     def dense_layers(self) -> Container[int]:
@@ -64,13 +64,13 @@ class OverlapPolicy(PagePolicy):
         self._choices[layer] = choice
         mass = _page_mass(layer, q, candidates)
         for other, chosen in self._choices.items():
-            self.held[other, layer] += float(_held(mass, chosen))
+            self.mass[other, layer] += float(_held(mass, chosen))
         return choice
 
     def losses(self) -> Losses:
         """The mean loss of every pair, nan where no row chose."""
-        own = np.diag(self.held)
-        losses = (own[None, :] - self.held) / max(1, self.rows + 1)
+        own = np.diag(self.mass)
+        losses = (own[None, :] - self.mass) / max(1, self.rows + 1)
         losses[:, own == 0] = np.nan
         losses[own == 0] = np.nan
         return losses
