@@ -42,7 +42,7 @@ def test_a_layer_reads_the_choice_of_the_last_anchor_with_its_window() -> None:
 
 
 @each_path
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(recipe=STEPS)
 def test_anchors_at_every_layer_have_the_bits_of_a_choice_in_each(
     path: Implementation, recipe: StepRecipe
@@ -55,7 +55,7 @@ def test_anchors_at_every_layer_have_the_bits_of_a_choice_in_each(
 
 @each_path
 @pytest.mark.parametrize("budget", [Budget(), Budget(mass=1.0)])
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(recipe=STEPS)
 def test_a_full_budget_equals_dense_decode(
     path: Implementation, budget: Budget, recipe: StepRecipe
@@ -73,7 +73,7 @@ class FirstChoice(SparsePolicy):
 
 
 @each_path
-@settings(max_examples=6)
+@settings(max_examples=2)
 @given(recipe=STEPS)
 def test_a_layer_behind_an_anchor_reads_the_pages_of_the_anchor(
     path: Implementation, recipe: StepRecipe
@@ -89,7 +89,7 @@ def test_a_layer_behind_an_anchor_reads_the_pages_of_the_anchor(
 
 
 @each_path
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(recipe=STEPS)
 def test_rows_whose_dense_layers_differ_share_a_batch(
     path: Implementation, recipe: StepRecipe
