@@ -70,7 +70,8 @@ class SelectionMeter:
         source: tuple[str, ...] = (),
     ) -> None:
         self.llm, self.name, self._count = llm, name, 0
-        self.answers, self.source = answers or AnswerFile(None), source
+        # an empty file is false
+        self.answers, self.source = AnswerFile() if answers is None else answers, source
 
     def measure(
         self,
