@@ -55,7 +55,7 @@ def key_scores(
     rotated = candidates.rotated(layer, q)
     rotated = rotated.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
     queries = rotated[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
-    scores = queries @ keys.transpose(-1, -2) * rule.softmax_scale
+    scores: Tensor = queries @ keys.transpose(-1, -2) * rule.softmax_scale
     if rule.soft_cap:
         scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
     visible = _visible_keys(layer, choice, candidates, spans)

@@ -82,7 +82,8 @@ def _page_mass(
     """The share of each candidate in a layer's attention over candidates, as a mean over heads."""
     scores = key_scores(layer, q, candidates.everything(), candidates).transpose(2, 3)
     shares = scores.flatten(3).softmax(-1).nan_to_num(0.0)
-    return shares.unflatten(3, scores.shape[3:]).sum(-1).mean(2)
+    mass: Tensor = shares.unflatten(3, scores.shape[3:]).sum(-1).mean(2)
+    return mass
 
 
 def _held(mass: Float[Tensor, "rows kv_heads pages"], choice: Choice) -> Tensor:

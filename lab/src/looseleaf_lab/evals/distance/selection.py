@@ -52,7 +52,7 @@ class SelectionRow:
 
 
 class _Figures(NamedTuple):
-    tokens: int
+    tokens: float
     pages_read: float
     nll: float
     kl: float
@@ -86,10 +86,9 @@ class SelectionMeter:
             prompt = item.fingerprint()
             names = [(*self.source, file, repr(s), item.key, prompt) for s in selects]
             missing = [n for n, name in enumerate(names) if self.answers.find(name) is None]
-            for n, own in zip(
-                missing, self._distances(item, [selects[n] for n in missing]), strict=True
-            ):
-                self.answers.keep([names[n]], [Answer("", own._asdict())])
+            distances = self._distances(item, [selects[n] for n in missing])
+            fresh = [Answer("", distance._asdict()) for distance in distances]
+            self.answers.keep([names[n] for n in missing], fresh)
             for own, name in zip(figures, names, strict=True):
                 answer = self.answers.find(name)
                 assert answer is not None, "every policy is measured"
