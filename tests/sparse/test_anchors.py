@@ -106,8 +106,8 @@ def test_rows_whose_dense_layers_differ_share_a_batch(
 
 def test_the_kernels_share_choices_as_the_cpu_does() -> None:
     """In the interpreter: a layer behind an anchor only stores its keys."""
-    span, tail = ReadSpan(range(1, 9), 3, 8 * PAGE_SIZE - 3, 8), ReadSpan([20, 21], 125, 17, 0)
-    rows = [DecodeRow(141, (span,), tail)]
+    span, tail = ReadSpan(range(1, 6), 3, 5 * PAGE_SIZE - 3, 5), ReadSpan([20], 77, 2, 0)
+    rows = [DecodeRow(78, (span,), tail)]
     answers = []
     for path in ("triton", "cpu"):
         stage = Stage(rows, (RULE, RULE), implementation=path)
