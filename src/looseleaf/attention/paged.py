@@ -7,7 +7,7 @@ by span list. On the CPU batched products or C kernels do the same.
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -177,7 +177,7 @@ class PagedAttention:
         device = self.pool.kv.device
         prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
         if logit_chunks is not None:
-            layers[-1] = self._plans(layer_reads[-1:], logit_chunks)[0]
+            layers[-1] = self._last_plan(layers[-1], layer_reads[-1], logit_chunks)
             prompts[-1] = hosted_chunks(logit_chunks, device, len(rows.decode))
         hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
         return self._ops_step(
@@ -297,6 +297,17 @@ class PagedAttention:
             if reads.key not in by_key:
                 by_key[reads.key] = self._plan(reads, chunks)
         return [by_key[reads.key] for reads in layer_reads]
+
+    def _last_plan(
+        self, same: "_LayerPlan", reads: LayerReads, chunks: Sequence[PrefillChunk]
+    ) -> "_LayerPlan":
+        """The plan of the last layer, with ``chunks`` for those of its reads' plan ``same``."""
+        if same.choice is None:
+            return self._plan(reads, chunks)
+        # the list of an anchor layer has the choice for this one
+        device, tiles = self.pool.kv.device, self.planner.tile_rows
+        spans = make_span_list(chunks, tile_rows=tiles, device=device) if chunks else None
+        return replace(same, plan=replace(same.plan, spans=spans))
 
     def _plan(self, reads: LayerReads, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
         selected = reads.listed

@@ -81,6 +81,13 @@ class TokenArms:
         revise = Revise(window, adaptive=adaptive)
         return lambda: self._seconds_per_step(name, self.policy, revise)
 
+    def served_arm(self, number: int) -> Callable[[], float]:
+        """A timer of steps in which one choice serves ``number`` layers."""
+        layers = MODEL_SHAPES[self.shape].num_layers
+        choosing = [n for n in range(layers) if n not in self.policy.layers_read_densely]
+        select = replace(self.policy, anchors=tuple(choosing[::number]))
+        return lambda: self._seconds_per_step(served_name(number), select, None)
+
     def engine_default(self) -> float:
         """A step under the engine's own limit for dense attention (s)."""
         return self._seconds_per_step("left alone", replace(self.policy, dense_below=None), None)
@@ -156,6 +163,11 @@ class TokenArms:
         registers = 2 * shape.num_kv_heads * (self.context // pool.page_size)
         rewritten = (width - 1) * pool.bytes_per_page / pool.page_size
         return weights + pages + self.batch * (selecting_layers * (states + registers) + rewritten)
+
+
+def served_name(number: int) -> str:
+    """The name of the arm with one choice for ``number`` layers."""
+    return f"one choice for {number} layers"
 
 
 def _num_tokens(progress: RequestProgress) -> int:
