@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.attention_inputs import require_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources, gather_kv
@@ -28,6 +29,7 @@ def prefill_attention(
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
     implementation: Implementation = "auto",
+    value_start: int = 0,
 ) -> AttnState:
     """One state per row: ``out`` in the dtype of ``q``, ``lse`` fp32.
 
@@ -40,11 +42,17 @@ def prefill_attention(
     - A visible NaN makes the state NaN. A key hidden from all rows of a tile may hold anything;
       ``cpu`` requires finite pages.
     - K and V pages have the layout of `looseleaf.ops.partial_attention`.
+    - ``value_start`` is 0, or the number of rotated dims if all values are 0 in them, as of keys
+      expanded from latents. Kernels then skip their products.
     - An fp64 query runs on the reference only; its ``lse`` is fp64.
 
-    Raises InvalidOption for shapes or dtypes that do not match, a span longer than its pages, and
-    missing ``slot_positions`` of explicit spans."""
+    Raises InvalidOption for shapes or dtypes that do not match, a span longer than its pages,
+    missing ``slot_positions`` of explicit spans, and another ``value_start``."""
     require_attention(q, (k_pages, v_pages), rule)
+    if value_start not in (0, rotation.rotary_dim):
+        raise InvalidOption(
+            f"value_start={value_start} is neither 0 nor the {rotation.rotary_dim} rotated dims"
+        )
     cpu_default: Implementation = "reference" if q.dtype is torch.float64 else "cpu"
     chosen = choose(implementation, q, cpu=cpu_default)
     if spans.source_slots is not None:
@@ -53,7 +61,9 @@ def prefill_attention(
     if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
 
-        return prefill_attention_triton(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
+        return prefill_attention_triton(
+            q, k_pages, v_pages, spans, rotation, rule, slot_positions, value_start
+        )
     if chosen == "cpu":
         from looseleaf.ops.prefill_attention.cpu import prefill_attention_cpu
 
