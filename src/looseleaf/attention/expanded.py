@@ -1,14 +1,17 @@
 """A step whose new rows attend to keys and values expanded from latents; see docs/latent.md."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.attention.plan.chunks import PrefillChunk, sent_spans
+from looseleaf.attention.plan.expanded import expanded_spans
+from looseleaf.attention.plan.lists import PageArray, int32
 from looseleaf.attention.select.layer_reads import StepReads
-from looseleaf.kv.pool import PagePool
+from looseleaf.kv.pool import LayerPages
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.gather_kv import GATHERED_SIZE
 from looseleaf.ops.prefill_attention import SpanList, gathered_pages, prefill_attention
@@ -30,6 +33,22 @@ class ExpandedRows:
     num_layers: int
 
 
+def expanded_rows(
+    chunks: Sequence[PrefillChunk],
+    page_size: int,
+    device: torch.device,
+    num_layers: int,
+    page_array: PageArray = int32,
+) -> ExpandedRows | None:
+    """The rows of ``chunks``, None if their keys can't be gathered."""
+    spans = expanded_spans(chunks, page_size, page_array)
+    if spans is None:
+        return None
+    rows = sum(len(chunk.positions) for chunk in chunks)
+    positions = 1 + max(int(chunk.positions[-1]) for chunk in chunks)
+    return ExpandedRows(sent_spans(spans, device), rows, positions, num_layers)
+
+
 @dataclass(frozen=True)
 class ExpandingStep:
     """``step``, which stores all keys and attends for all rows but the ``expanded`` ones."""
@@ -37,7 +56,7 @@ class ExpandingStep:
     step: Attend
     reads: StepReads
     expanded: ExpandedRows
-    pool: PagePool
+    pages: Callable[[int], LayerPages]
     rotations: Sequence[Rotation]
     rules: Sequence[ScoreRule]
     implementation: Implementation
@@ -53,7 +72,7 @@ class ExpandingStep:
         self, layer: int, q: Float[Tensor, "rows heads dims"], expand: Expand
     ) -> Float[Tensor, "rows heads dims"]:
         """See `looseleaf.types.ExpandingAttend`."""
-        pages, rotation = self.pool.layer(layer), self._rotation(layer)
+        pages, rotation = self.pages(layer), self._rotation(layer)
         latents, _ = gathered_pages(q, *pages, self.expanded.spans, rotation, self.implementation)
         stored = latents.view(-1, latents.shape[-1])
         spans = replace(self.expanded.spans, source_slots=None, source_turns=None)

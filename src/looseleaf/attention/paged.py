@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention, CpuStep
-from looseleaf.attention.expanded import ExpandedRows, ExpandingStep
+from looseleaf.attention.expanded import ExpandedRows, ExpandingStep, expanded_rows
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
-from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list, sent_spans
+from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.cost_model import CostModel, cost_model_of
-from looseleaf.attention.plan.expanded import expanded_spans, worth_expanding
+from looseleaf.attention.plan.expanded import worth_expanding
 from looseleaf.attention.plan.gathered import reads_gathered
 from looseleaf.attention.plan.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.plan.planner import AttentionPlan, PlanCounters, Planner
@@ -178,7 +178,7 @@ class PagedAttention:
         step = self._step(replace(rows, chunks=()), logit_chunks)
         mode: Implementation = "cpu" if self._cpu is not None else self.implementation
         return ExpandingStep(
-            step, step.reads, expanded, self.pool, self.rotations, self.rules, mode
+            step, step.reads, expanded, self.pool.layer, self.rotations, self.rules, mode
         )
 
     def _expanded(self, rows: StepRows) -> ExpandedRows | None:
@@ -190,17 +190,13 @@ class PagedAttention:
             return None
         if not worth_expanding(chunks, latent, self._row_dtype.itemsize, kv.device.type):
             return None
-        spans = expanded_spans(chunks, self.pool.page_size, self.planner.page_array)
-        if spans is None:
-            return None
-        self.counters.gathered_keys += sum(int(chunk.positions[-1]) + 1 for chunk in chunks)
-        return ExpandedRows(
-            sent_spans(spans, kv.device),
-            sum(len(chunk.positions) for chunk in chunks),
-            1 + max(int(chunk.positions[-1]) for chunk in chunks),
-            # the last layer has few queries
-            len(self.rules) - (rows.logit_rows is not None),
-        )
+        # the last layer may have few queries
+        layers = len(self.rules) - (rows.logit_rows is not None)
+        page_array = self.planner.page_array
+        expanded = expanded_rows(chunks, self.pool.page_size, kv.device, layers, page_array)
+        if expanded is not None:
+            self.counters.gathered_keys += sum(int(chunk.positions[-1]) + 1 for chunk in chunks)
+        return expanded
 
     def _step(
         self, rows: StepRows, logit_chunks: Sequence[PrefillChunk] | None
