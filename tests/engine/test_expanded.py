@@ -31,7 +31,7 @@ def answers(folder: Path, *, expands: bool, fuse: Fuse | None, **options: Any) -
 @pytest.mark.parametrize(
     ("family", "fuse", "options"),
     [
-        ("deepseek_v2", None, {"max_num_batched_tokens": 64}),
+        ("deepseek_v2", None, {"max_num_batched_tokens": 64, "cpu_kernels": "torch"}),
         ("deepseek_v3", Fuse("first", ratio=0.5), {}),
         ("glm4_moe_lite", Fuse("deviation", ratio=0.5), {"cpu_kernels": "torch"}),
     ],

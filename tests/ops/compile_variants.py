@@ -413,7 +413,7 @@ def _compile_expanded() -> None:
         scene, rows_of, spans_of = SceneBuilder(0, replace(shape, most_rows=200)).prefill()
         spans = span_list(scene, rows_of, spans_of, tile_rows=128)
         pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule, None)
-        prefill_attention_triton(scene.q, *pages, spans, *rest, value_start=64)
+        prefill_attention_triton(scene.q, *pages, replace(spans, value_start=64), *rest)
 
 
 if __name__ == "__main__":

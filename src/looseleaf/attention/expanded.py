@@ -75,7 +75,10 @@ class ExpandingStep:
         pages, rotation = self.pages(layer), self._rotation(layer)
         latents, _ = gathered_pages(q, *pages, self.expanded.spans, rotation, self.implementation)
         stored = latents.view(-1, latents.shape[-1])
-        spans = replace(self.expanded.spans, source_slots=None, source_turns=None)
+        value_start = rotation.rotary_dim
+        spans = replace(
+            self.expanded.spans, source_slots=None, source_turns=None, value_start=value_start
+        )
         out, (_, num_heads, dims) = torch.empty_like(q), q.shape
         bytes_a_head = 2 * len(stored) * dims * q.itemsize
         count = max(1, min(num_heads, _MOST_BYTES // bytes_a_head))
@@ -90,7 +93,6 @@ class ExpandingStep:
                 rotation,
                 self.rules[layer],
                 implementation=self.implementation,
-                value_start=rotation.rotary_dim,
             )
             out[:, heads] = state.out
         return out

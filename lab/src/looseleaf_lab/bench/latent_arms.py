@@ -3,6 +3,7 @@
 One arm reads latents, with the maps of its queries and outputs; the other reads expanded keys, with
 the expansion."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -83,7 +84,8 @@ def _random_weights(
     latent: LatentConfig, shape: AttentionShape, device: torch.device
 ) -> LatentWeights:
     def normal(*size: int) -> Tensor:
-        return (torch.randn(size, device=device) * latent.rank**-0.5).to(shape.dtype)
+        values = torch.randn(size, device=device) * math.sqrt(1 / latent.rank)
+        return values.to(shape.dtype)
 
     heads = shape.num_qo_heads
     return LatentWeights(

@@ -29,7 +29,6 @@ def prefill_attention(
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
     implementation: Implementation = "auto",
-    value_start: int = 0,
 ) -> AttnState:
     """One state per row: ``out`` in the dtype of ``q``, ``lse`` fp32.
 
@@ -42,16 +41,15 @@ def prefill_attention(
     - A visible NaN makes the state NaN. A key hidden from all rows of a tile may hold anything;
       ``cpu`` requires finite pages.
     - K and V pages have the layout of `looseleaf.ops.partial_attention`.
-    - ``value_start`` is 0, or the number of rotated dims if all values are 0 in them, as of keys
-      expanded from latents. Kernels then skip their products.
     - An fp64 query runs on the reference only; its ``lse`` is fp64.
 
     Raises InvalidOption for shapes or dtypes that do not match, a span longer than its pages,
-    missing ``slot_positions`` of explicit spans, and another ``value_start``."""
+    missing ``slot_positions`` of explicit spans, and a wrong ``value_start``."""
     require_attention(q, (k_pages, v_pages), rule)
-    if value_start not in (0, rotation.rotary_dim):
+    if spans.value_start not in (0, rotation.rotary_dim):
         raise InvalidOption(
-            f"value_start={value_start} is neither 0 nor the {rotation.rotary_dim} rotated dims"
+            f"value_start={spans.value_start} must be 0 or the number of rotated dims, "
+            f"{rotation.rotary_dim}"
         )
     cpu_default: Implementation = "reference" if q.dtype is torch.float64 else "cpu"
     chosen = choose(implementation, q, cpu=cpu_default)
@@ -61,9 +59,7 @@ def prefill_attention(
     if chosen == "triton":
         from looseleaf.ops.prefill_attention.kernel import prefill_attention_triton
 
-        return prefill_attention_triton(
-            q, k_pages, v_pages, spans, rotation, rule, slot_positions, value_start
-        )
+        return prefill_attention_triton(q, k_pages, v_pages, spans, rotation, rule, slot_positions)
     if chosen == "cpu":
         from looseleaf.ops.prefill_attention.cpu import prefill_attention_cpu
 
@@ -72,7 +68,7 @@ def prefill_attention(
 
 
 def gathered_pages(
-    q: Float[Tensor, "rows qo_heads head_dim"],
+    q: Float[Tensor, "rows qo_heads query_dim"],
     k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     spans: SpanList,

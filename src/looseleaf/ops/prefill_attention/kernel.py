@@ -175,7 +175,6 @@ def prefill_attention_triton(
     rotation: Rotation,
     rule: ScoreRule,
     slot_positions: Int[Tensor, "pages page_size"] | None = None,
-    value_start: int = 0,
 ) -> AttnState:
     """See `looseleaf.ops.prefill_attention`."""
     rows, num_qo_heads, head_dim = q.shape
@@ -196,7 +195,7 @@ def prefill_attention_triton(
         return _attend_units(q, (k_pages, v_pages), spans, rotation, rule)
     block_d, block_t = triton.next_power_of_2(head_dim), 0
     latent = same_memory(k_pages, v_pages)
-    if latent or value_start:
+    if latent or spans.value_start:
         block_d, block_t = latent_blocks(rotation, head_dim)
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size(), latent=latent)
     block_m, block_n, num_warps, num_stages = tile
