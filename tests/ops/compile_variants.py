@@ -382,7 +382,8 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
 
 
 def compiled_latent() -> Iterator[Compiled]:
-    """Both tiles of decode over latent keys, prefill with patches, and a store."""
+    """Both tiles of decode over latent keys, prefill with patches and over expanded keys, and a
+    store."""
     costs = default_cost_model(LATENT.head_dim, 2, 132, latent=True)
     kernels_of = _partial_attention_kernel, _prefill_attention_kernel, _store_kv_kernel
     with compiling(*kernels_of) as kernels:
@@ -399,7 +400,20 @@ def compiled_latent() -> Iterator[Compiled]:
         spans = span_list(scene, rows_of, spans_of, tile_rows=8)
         rest = scene.rotation, scene.rule, scene.slot_positions
         prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+        _compile_expanded()
     yield from kernels
+
+
+def _compile_expanded() -> None:
+    """Prefill over keys expanded from latents: dims of DeepSeek's and of GLM-4.7-Flash's heads."""
+    for dtype, head_dim in ((torch.bfloat16, 192), (torch.float32, 192), (torch.float16, 320)):
+        shape = Shape(
+            dtype=dtype, head_dim=head_dim, rotary_dim=64, num_kv_heads=4, interleaved=True
+        )
+        scene, rows_of, spans_of = SceneBuilder(0, replace(shape, most_rows=200)).prefill()
+        spans = span_list(scene, rows_of, spans_of, tile_rows=128)
+        pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule, None)
+        prefill_attention_triton(scene.q, *pages, replace(spans, value_start=64), *rest)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
     at = torch.as_tensor(np.asarray(chunk.positions), device=device)
     nth = at if own.places is None else torch.arange(rows, device=device)
     slots = torch.tensor(pages, device=device)[nth // pool.page_size] * pool.page_size
-    step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1])
+    step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1], expands=True)
     tokens, last_row = at % model.config.vocab_size, torch.tensor([rows - 1], device=device)
     for _ in range(2):
         synchronize(device)

@@ -14,6 +14,7 @@ from looseleaf_lab.bench.attention_cases import (
     document_subsets,
     shared,
 )
+from looseleaf_lab.bench.latent_arms import EXPANDED, MAPPED
 from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.errors import BenchmarkRefused
 
@@ -73,8 +74,15 @@ def test_every_case_is_measured_with_its_share_of_the_roofline():
 def test_latent_keys_are_counted_and_read_once():
     shape = AttentionShape.of(model_shape("tiny-latent"), layers=1)
     assert (shape.bytes_per_key, shape.flops_per_pair) == (32 * 4, 2 * 4 * (32 + 24))
-    rows = list(measure(replace(SMALL, shape=shape, only=("shared", "causal"))))
-    assert {row["arm"] for row in rows} > {"looseleaf", "ungrouped"}
+    rows = list(measure(replace(SMALL, shape=shape, only=("behind 2 shared", "128 tokens"))))
+    assert "ungrouped" in {row["arm"] for row in rows}
+    arms = {row["arm"]: row["flops"] for row in rows if "128 tokens" in str(row["measurement"])}
+    pairs, maps = 128 * 129 // 2, 128 * 24 * (8 + 12)
+    assert arms == {
+        "looseleaf": 8 * pairs * (32 + 24),
+        MAPPED: 8 * (pairs * (32 + 24) + maps),
+        EXPANDED: 8 * (pairs * (16 + 12) + maps),
+    }
     assert all(row["error_share_of_budget"] <= 1 for row in rows)
 
 
