@@ -304,15 +304,16 @@ def compiled_scaled() -> Iterator[Compiled]:
 
 
 def compiled_planes() -> Iterator[Compiled]:
-    """Products with GGUF's formats and their values, for one row and for several blocks of rows."""
+    """Products with GGUF's formats and their values: each branch, not each of their pairs."""
+    cases = ("Q4_0", 1, torch.bfloat16), ("Q5_1", 64, torch.bfloat16), ("Q8_0", 1, torch.float16)
+    blocks = ("Q4_K", 1, torch.bfloat16), ("Q6_K", 64, torch.bfloat16)
+    numbers = torch.zeros(2, dtype=torch.int64)
     with compiling(_plane_linear_kernel, _dequantize_planes_kernel) as found:
-        for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"):
+        for name, rows, dtype in (*cases, *blocks):
             planes = split_planes(random_blocks(name, 64, 512), torch.device("cpu"))
-            for rows, dtype in ((1, torch.bfloat16), (64, torch.bfloat16), (1, torch.float16)):
-                x, out = torch.zeros(rows, 512, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
-                launch_planes(x, planes, out, chained=True)
-            dequantize_planes_triton(planes, torch.bfloat16, slice(0, 64))
-            dequantize_planes_triton(planes, torch.bfloat16, torch.zeros(2, dtype=torch.int64))
+            x, out = torch.zeros(rows, 512, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
+            launch_planes(x, planes, out, chained=True)
+            dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
     yield from found
 
 

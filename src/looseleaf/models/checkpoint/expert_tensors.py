@@ -132,8 +132,7 @@ def _uniform(
     """Matrices of one shape, one below the other, in one format.
 
     With ``plain``, values of 16 bits are not packed."""
-    sizes = [features] * len(names)
-    weight = reader.matrix(names, sizes, columns)
+    weight = reader.expert_matrix(names, features, columns)
     if isinstance(weight, QuantizedWeight) and (
         len(weight.parts) > 1 or features % GROUP or (plain and _is_wide(weight))
     ):

@@ -48,15 +48,22 @@ def _codes(matrix: "PlaneMatrix") -> Tensor:
 
 def _parameters(matrix: "PlaneMatrix") -> tuple[Tensor, Tensor | None]:
     """Scales and mins ``[features, sub-blocks]``, fp32."""
-    layout, words = matrix.layout, matrix.words.t().contiguous()
-    tops = None if matrix.tops is None else matrix.tops.t().contiguous().view(torch.float16).float()
+    layout, tops = matrix.layout, None
+    if matrix.tops is not None:
+        tops = _numbers_of(matrix.tops, torch.float16)
     if layout.block == layout.sub:
-        return words.view(torch.float16).float(), tops
+        return _numbers_of(matrix.words, torch.float16), tops
     assert tops is not None, "blocks of 256 columns have scales"
-    scale, least = tops.view(len(words), -1, 2, 1).unbind(2)
-    blocks = len(words), scale.shape[1]
+    scale, least = tops.unflatten(1, (-1, 2, 1)).unbind(2)
     if not layout.has_min:
-        return (scale * words.view(torch.int8).view(*blocks, -1).float()).flatten(1), None
-    codes = words.view(torch.uint8).view(*blocks, -1, 4).float()
-    scales, mins = (codes[..., part].flatten(2) for part in (slice(0, 2), slice(2, 4)))
+        codes = _numbers_of(matrix.words, torch.int8).unflatten(1, (scale.shape[1], -1))
+        return (scale * codes).flatten(1), None
+    codes = _numbers_of(matrix.words, torch.uint8).unflatten(1, (scale.shape[1], -1, 4))
+    scales, mins = codes[..., :2].flatten(2), codes[..., 2:].flatten(2)
     return (scale * scales).flatten(1), -(least * mins).flatten(1)
+
+
+def _numbers_of(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers ``[features, numbers]`` in the bytes of ``words``, fp32."""
+    flat = words.t().contiguous().flatten().view(dtype)
+    return flat.float().view(words.shape[1], -1)
