@@ -34,7 +34,9 @@ TILE_FEATURES = 64
 MAX_ROWS = 128
 """Most rows of the kernel."""
 
+# outputs that are dequantized for the library, and codes that are sorted together
 _SLAB = 8192
+_SORTED_CODES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,13 @@ class PlaneMatrix:
     @property
     def nbytes(self) -> int:
         """Bytes of all planes."""
+        return sum(plane.nbytes for plane in self.planes)
+
+    @property
+    def planes(self) -> list[Tensor]:
+        """The planes that the format has."""
         planes = (self.codes, self.high, self.words, self.tops)
-        return sum(plane.nbytes for plane in planes if plane is not None)
+        return [plane for plane in planes if plane is not None]
 
     def rows(self, chosen: slice | Tensor) -> "PlaneMatrix":
         """Some outputs."""
@@ -90,20 +97,28 @@ def fits(matrix: BlockMatrix) -> bool:
 
 def split_planes(matrix: BlockMatrix, device: torch.device) -> PlaneMatrix:
     """``matrix``, for which `fits` holds, as planes on ``device``, sorted there in slabs."""
-    slabs = [
-        _split(matrix.blocks[start : start + _SLAB].to(device), matrix.layout)
-        for start in range(0, matrix.features, _SLAB)
-    ]
-    if len(slabs) == 1:
-        return slabs[0]
-    high = [slab.high for slab in slabs if slab.high is not None]
-    tops = [slab.tops for slab in slabs if slab.tops is not None]
+    rows = max(1, _SORTED_CODES // matrix.columns)
+    whole = None
+    for start in range(0, matrix.features, rows):
+        blocks = matrix.blocks[start : start + rows].to(device)
+        slab = _split(blocks, matrix.layout)
+        whole = _empty_like(slab, matrix.features) if whole is None else whole
+        target = whole.rows(slice(start, start + len(blocks)))
+        for plane, source in zip(target.planes, slab.planes, strict=True):
+            plane.copy_(source)
+    assert whole is not None, "a matrix has features"
+    return whole
+
+
+def _empty_like(slab: PlaneMatrix, features: int) -> PlaneMatrix:
+    """Planes without values, for more outputs."""
+    codes, high, words, tops = slab.codes, slab.high, slab.words, slab.tops
     return PlaneMatrix(
-        matrix.layout,
-        torch.cat([slab.codes for slab in slabs]),
-        torch.cat(high) if high else None,
-        torch.cat([slab.words for slab in slabs], 1),
-        torch.cat(tops, 1) if tops else None,
+        slab.layout,
+        codes.new_empty(features, codes.shape[1]),
+        None if high is None else high.new_empty(features, high.shape[1]),
+        words.new_empty(len(words), features),
+        None if tops is None else tops.new_empty(len(tops), features),
     )
 
 
@@ -119,11 +134,12 @@ def _split(blocks: Tensor, layout: BlockFormat) -> PlaneMatrix:
     if layout.bits < 8:
         first, second = codes.split(UNIT // 2, 2)
         codes = first & 15 | second << 4
-    words, tops = _words(flat, layout)
-    per_unit = words.contiguous().view(torch.int32).view(rows, -1).t().contiguous()
-    if tops is not None:
-        tops = tops.contiguous().view(torch.int32).view(rows, -1).t().contiguous()
-    return PlaneMatrix(layout, codes.flatten(1).contiguous(), high, per_unit, tops)
+    words, tops = (
+        None if part is None else part.contiguous().view(torch.int32).view(rows, -1).t()
+        for part in _words(flat, layout)
+    )
+    assert words is not None, "each format has scales"
+    return PlaneMatrix(layout, codes.flatten(1), high, words, tops)
 
 
 def _words(flat: Tensor, layout: BlockFormat) -> tuple[Tensor, Tensor | None]:
