@@ -184,6 +184,7 @@ def _multiply(
         return part.multiply(x, out, bias, residual)
     if isinstance(part, ScaledMatrix):
         return out.copy_(_added(scaled_linear(x, part), bias, residual))
+    assert not isinstance(part, PlaneMatrix), "all planes are multiplied together"
     weight = (
         part.dequantize()
         if isinstance(part, Mxfp4Matrix)

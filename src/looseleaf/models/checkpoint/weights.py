@@ -311,8 +311,8 @@ class _Reader(Checker):
             return None
         if isinstance(entry, BlockEntry):
             return block_matrix(entry, self._dtype)
-        keeps = self._keeps_blocks and entry is not None and entry.dtype == "BF16"
-        keeps = keeps and not entry.shape[-1] % CHUNK
+        keeps = entry is not None and entry.dtype == "BF16" and not entry.shape[-1] % CHUNK
+        keeps = keeps and self._keeps_blocks
         if not keeps or not keeps_values("BF16", self._dtype):
             return None
         return BlockMatrix("BF16", self._read(name).contiguous().view(torch.uint8))
