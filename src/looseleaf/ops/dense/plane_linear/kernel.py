@@ -206,7 +206,7 @@ def dequantize_planes_triton(
     listed = isinstance(chosen, Tensor)
     start = 0 if isinstance(chosen, Tensor) else chosen.start
     rows = len(chosen) if isinstance(chosen, Tensor) else chosen.stop - chosen.start
-    numbers = chosen if isinstance(chosen, Tensor) else matrix.words
+    numbers = chosen.contiguous() if isinstance(chosen, Tensor) else matrix.words
     out = torch.empty((rows, matrix.columns), dtype=dtype, device=matrix.device)
     if rows:
         grid = (triton.cdiv(rows, _ROW_BLOCK), matrix.columns // UNIT)
