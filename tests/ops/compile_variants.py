@@ -21,6 +21,13 @@ from looseleaf.ops.dense.gated_linear.kernel import _gated_linear_kernel, gated_
 from looseleaf.ops.dense.gated_many.kernel import _gated_many_kernel, gated_linear_many
 from looseleaf.ops.dense.gated_several.kernel import _gated_several_kernel, gated_linear_several
 from looseleaf.ops.dense.likeliest.kernel import _blocks_kernel, _row_kernel, likeliest_triton
+from looseleaf.ops.dense.plane_linear import split_planes
+from looseleaf.ops.dense.plane_linear.kernel import (
+    _dequantize_planes_kernel,
+    _plane_linear_kernel,
+    dequantize_planes_triton,
+)
+from looseleaf.ops.dense.plane_linear.kernel import launch as launch_planes
 from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.dense.scaled_linear import quantize
 from looseleaf.ops.dense.scaled_linear.kernel import (
@@ -100,6 +107,7 @@ from looseleaf_lab.testing.candidates import (
 )
 from looseleaf_lab.testing.compile import Compiled, compiling
 from looseleaf_lab.testing.lists import span_list, work_list
+from looseleaf_lab.testing.quantized import random_blocks
 from looseleaf_lab.testing.scene import Scene, Shape
 
 EVERY_FEATURE = Shape(
@@ -295,6 +303,20 @@ def compiled_scaled() -> Iterator[Compiled]:
     yield from binaries
 
 
+def compiled_planes() -> Iterator[Compiled]:
+    """Products with GGUF's formats and their values: each branch, not each of their pairs."""
+    cases = ("Q4_0", 1, torch.bfloat16), ("Q5_1", 64, torch.bfloat16), ("Q8_0", 1, torch.float16)
+    blocks = ("Q4_K", 1, torch.bfloat16), ("Q6_K", 64, torch.bfloat16)
+    numbers = torch.zeros(2, dtype=torch.int64)
+    with compiling(_plane_linear_kernel, _dequantize_planes_kernel) as found:
+        for name, rows, dtype in (*cases, *blocks):
+            planes = split_planes(random_blocks(name, 64, 512), torch.device("cpu"))
+            x, out = torch.zeros(rows, 512, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
+            launch_planes(x, planes, out, chained=True)
+            dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
+    yield from found
+
+
 def compiled_experts() -> Iterator[Compiled]:
     """Routers of both laws, and grouped products by tiles of all sizes."""
     laws = (
@@ -427,6 +449,8 @@ if __name__ == "__main__":
         print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
     for kernel in compiled_scaled():
         print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
+    for kernel in compiled_planes():
+        print(json.dumps({"shape": "planes"} | asdict(kernel)), flush=True)
     for kernel in compiled_experts():
         print(json.dumps({"shape": "experts"} | asdict(kernel)), flush=True)
     for kernel in compiled_latent():

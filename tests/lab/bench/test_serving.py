@@ -15,6 +15,7 @@ from looseleaf.types import AttnState
 from looseleaf_lab.bench import attention
 from looseleaf_lab.bench import serving as bench_serving
 from looseleaf_lab.bench.ceilings import Ceilings
+from looseleaf_lab.bench.random_model import random_decoder
 from looseleaf_lab.bench.serving import LINES, Row, ServingSizes, ServingVariant, Workbench, measure
 from looseleaf_lab.cli.bench.commands import serving
 from looseleaf_lab.errors import BenchmarkRefused
@@ -147,3 +148,17 @@ def test_a_floor_counts_the_bytes_of_quantized_weights() -> None:
         bench.ceilings = ceilings
         floors.append(bench.floor(1, 0, 0))
     assert 0.25 < floors[1] / floors[0] < 0.9
+
+
+def test_all_matrices_are_in_blocks() -> None:
+    weights = random_decoder("tiny", CPU, blocks="Q8_0").weights
+    plain = random_decoder("tiny", CPU).weights
+    # 34 bytes for 32 values; the head is whole groups of outputs
+    assert weights.lm_head.weight.nbytes == plain.embedding.numel() * 34 // 32
+    assert weights.layers[0].qkv.weight.nbytes < plain.layers[0].qkv.weight.nbytes / 3
+    assert ServingVariant(blocks="Q8_0").changes == ["Q8_0 weights"]
+
+
+def test_blocks_are_another_form_than_codes() -> None:
+    with pytest.raises(InvalidOption, match="leave one"):
+        random_decoder("tiny", CPU, "int8", "Q8_0")

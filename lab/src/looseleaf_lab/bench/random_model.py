@@ -18,6 +18,7 @@ from looseleaf.models.checkpoint.expert_tensors import padded_router
 from looseleaf.models.layers import DecoderWeights, LatentWeights, LayerWeights, Norm, Router
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.quantized_linear import BlockMatrix
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
@@ -26,15 +27,26 @@ from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.testing.quantized import normal_blocks
 
 
-def random_decoder(shape: str, device: torch.device, quantize: Quantize | None = None) -> Decoder:
+def random_decoder(
+    shape: str,
+    device: torch.device,
+    quantize: Quantize | None = None,
+    blocks: str | None = None,
+) -> Decoder:
     """A model with random weights in the shape's dtype; several engines may share it.
 
-    ``quantize`` narrows the matrices of layers, as the engine's option does. Raises InvalidOption
-    for a shape that is not in `MODEL_SHAPES`.
+    ``quantize`` narrows the matrices of layers, as the engine's option does. With ``blocks``, all
+    matrices are in that GGUF format. Raises InvalidOption for a shape that is not in
+    `MODEL_SHAPES`, for both forms, and for experts in blocks on a GPU, which have 16 bits there.
     """
     model = model_shape(shape)
+    if blocks is not None and (quantize is not None or (model.experts and device.type == "cuda")):
+        raise InvalidOption(
+            "blocks are another form than quantize, and experts have 16 bits on a GPU: leave one "
+            "of the options out, or take a dense shape"
+        )
     dtype = getattr(torch, model.torch_dtype)
-    return Decoder(model, random_weights(model, dtype, device, quantize=quantize))
+    return Decoder(model, random_weights(model, dtype, device, blocks, quantize))
 
 
 def random_engine(
@@ -165,9 +177,17 @@ def random_weights(
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
         return weight.normal_(0.0, columns**-0.5, generator=generator)
 
+    drawn: dict[tuple[int, int], BlockMatrix] = {}
+
     def random_quantized(rows: int, columns: int) -> QuantizedWeight:
         assert blocks is not None
-        return QuantizedWeight.create([normal_blocks(blocks, rows, columns)], dtype)
+        # bits are drawn on the CPU, so layers have the same ones
+        if (rows, columns) not in drawn:
+            drawn[rows, columns] = normal_blocks(blocks, rows, columns)
+        matrix = drawn[rows, columns]
+        if device.type == "cuda":
+            return QuantizedWeight.in_planes([matrix], dtype, device)
+        return QuantizedWeight.create([matrix], dtype)
 
     def norm(size: int = hidden) -> Norm:
         ones = torch.ones(size, dtype=dtype, device=device)

@@ -85,13 +85,14 @@ class ServingVariant:
     kv_dtype: KvDType = "auto"
     batch_invariant: bool = False
     quantize: Quantize | None = None
+    blocks: str | None = None
 
     @property
     def changes(self) -> list[str]:
         """Labels of the options that differ from the defaults."""
         changes = ["measured costs"] if self.attention_costs == "measured" else []
         changes += ["fp8 pages"] if self.kv_dtype == "fp8" else []
-        changes += [] if self.quantize is None else [f"{self.quantize} weights"]
+        changes += [f"{form} weights" for form in (self.quantize, self.blocks) if form is not None]
         return changes + (["batch-invariant"] if self.batch_invariant else [])
 
 
@@ -138,7 +139,7 @@ class Workbench:
         )
         ceilings = measure_ceilings(device, getattr(torch, model_shape(shape).torch_dtype))
         name = ", ".join([shape, "random", *variant.changes])
-        decoder = random_decoder(shape, device, variant.quantize)
+        decoder = random_decoder(shape, device, variant.quantize, variant.blocks)
         return cls(name, random_engine(shape, config, device, decoder), ceilings, sizes)
 
     def text(self, length: int) -> TextPart:

@@ -129,8 +129,7 @@ def _uniform(
     reader: TensorReader, names: list[str], features: int, columns: int, plain: bool
 ) -> Tensor | QuantizedWeight:
     """Matrices of one shape, one below the other, in one format; with ``plain``, their values."""
-    sizes = [features] * len(names)
-    weight = reader.matrix(names, sizes, columns)
+    weight = reader.expert_matrix(names, features, columns)
     if isinstance(weight, QuantizedWeight) and (plain or len(weight.parts) > 1 or features % GROUP):
         # experts are parts of one matrix in one format, and begin at whole groups
         return reader.fused(names, [(features, columns)] * len(names))
