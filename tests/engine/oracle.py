@@ -43,7 +43,7 @@ class _Sight:
                 self.visible[rows, part.context_length : start] = False
             start += len(part.tokens)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         self.layers[layer] = k, v
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -102,7 +102,7 @@ class _Blend:
     def __init__(self, stored: _Sight, rows: Tensor) -> None:
         self.stored, self.rows = stored, rows
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         stored, rows = self.stored, self.rows
         keys, values = (x.clone() for x in stored.layers[layer])
         keys[rows], values[rows] = k, v

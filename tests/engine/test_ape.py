@@ -48,7 +48,7 @@ class _Dense:
         self.of = torch.tensor([n for n, span in zip(numbers, spans, strict=True) for _ in span])
         self.is_tail = (self.of == 0) & (self.at >= behind)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         rope = self.config.rope_of(layer)
         rotation = rope_frequencies(rope).inverse, rope.interleaved
         group = self.config.num_qo_heads // self.config.num_kv_heads

@@ -271,7 +271,7 @@ class _NativeStep:
     layer_reads: Sequence[LayerReads]
     scales: Sequence[Tensor | None]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if self.scales[layer] is not None:
             q = scaled(q, self.scales[layer])
         plan, split = self.plans[layer], self.num_decode_rows
@@ -337,7 +337,7 @@ class _TorchStep:
     slots: Tensor
     turns: Sequence[Angles]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if self.scales[layer] is not None:
             q = scaled(q, self.scales[layer])
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size

@@ -353,7 +353,7 @@ class _OpsStep:
     prompts: Sequence[Sequence[HostedChunk]]
     scales: Sequence[Tensor | None]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         owner, mode = self.attention, self.attention.implementation
         plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)

@@ -58,7 +58,7 @@ class ChunkStep:
     slots: Tensor
     frame_positions: Tensor
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         return self.state(layer, self.scaled(q), k, v).out if len(q) else q
 
     def scaled(self, q: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class WatchedStep:
         received = torch.zeros(watch.num_keys, dtype=torch.float32, device=device)
         return cls(step, spans, watch.layers, weight, before, received)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if not len(q):
             return q
         owner, q = self.step.owner, self.step.scaled(q)

@@ -109,7 +109,7 @@ class HostedPass:
         model.forward(tokens, self)
         segment.filled = stop
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)
