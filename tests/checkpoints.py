@@ -123,7 +123,10 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
 
 
 def supports(family: str, rope_law: str) -> bool:
-    """Whether Transformers lets ``family`` have ``rope_law``: Phi-3 knows LongRoPE only."""
+    """Whether Transformers lets ``family`` have ``rope_law``: Phi-3 knows LongRoPE only, and Gemma
+    4, whose heads differ by layer, does not know it."""
+    if family == "gemma4_text":
+        return rope_law != "longrope"
     return family != "phi3" or rope_law in ("default", "longrope")
 
 
@@ -149,7 +152,7 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
     shape = {**_SHAPE, **_FAMILY_SHAPE[family], **overrides}
     fraction = _FRACTIONS.get(family, 1.0)
     head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-    rope = rope_parameters(rope_law, int(shape.get("global_head_dim", head_dim) * fraction))
+    rope = rope_parameters(rope_law, int(head_dim * fraction))
     if fraction != 1.0:
         rope["partial_rotary_factor"] = fraction
     if rope_law == "dynamic":

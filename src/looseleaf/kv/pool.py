@@ -25,7 +25,10 @@ LayerPages = tuple[
 
 
 class PagePool:
-    """``num_pages`` pages of ``page_size`` tokens, each with K and V of every layer.
+    """``num_pages`` pages of ``page_size`` tokens, each with K and V of ``num_layers`` layers.
+
+    ``kv_layers`` are the layers whose K and V each layer of the model reads; None if each has its
+    own.
 
     With one of ``planes``, the values are the keys, and K and V are the same memory.
 
@@ -45,6 +48,7 @@ class PagePool:
         num_kv_heads: int,
         head_dim: int,
         planes: int = 2,
+        kv_layers: Sequence[int] | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -64,7 +68,9 @@ class PagePool:
         )
         # K and V of all layers
         self.bytes_per_page = self.kv[:, :, 0].numel() * self.kv.element_size()
-        self._layers = [(self.kv[layer, 0], self.kv[layer, -1]) for layer in range(num_layers)]
+        self.kv_layers = range(num_layers) if kv_layers is None else kv_layers
+        stored = [(self.kv[layer, 0], self.kv[layer, -1]) for layer in range(num_layers)]
+        self._layers = [stored[layer] for layer in self.kv_layers]
         # allocations of each page: data derived from a page is valid for one generation
         self.generations = np.zeros(num_pages, dtype=np.int64)
         # two views of the same memory
@@ -80,7 +86,7 @@ class PagePool:
         return self._num_free
 
     def layer(self, layer: int) -> LayerPages:
-        """K pages and V pages of one layer, views of the pool."""
+        """The K pages and V pages that one layer of the model reads, views of the pool."""
         return self._layers[layer]
 
     def release_memory(self) -> None:

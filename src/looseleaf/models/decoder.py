@@ -265,8 +265,8 @@ class Decoder:
         for those of a layer that stores none."""
         config, layer = self.config, self.weights.layers[index]
         if layer.latent is not None and config.latent is not None:
-            q, k, v = latent_heads(heads, layer.latent, config.latent)
-            return self._scaled(index, q), k, v
+            queries, keys, values = latent_heads(heads, layer.latent, config.latent)
+            return self._scaled(index, queries), keys, values
         q, k, v = self._own_heads(index, heads)
         if k is not None and v is not None and config.value_norm:
             v = norm_plain(v, config.norm_eps)

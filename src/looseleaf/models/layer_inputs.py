@@ -36,7 +36,8 @@ def layer_inputs(
     normed = norm_heads(
         projected.view(len(tokens), -1, shape.dim), weights.norm, config.norm_eps
     ).flatten(1)
-    return (normed + own) * 2.0**-0.5
+    scaled: Tensor = (normed + own) * 2.0**-0.5
+    return scaled
 
 
 def add_inputs(

@@ -70,7 +70,7 @@ def read_branch(reader: TensorReader, config: ModelConfig, prefix: str) -> Exper
         return None
     count, inner = law.num_experts, law.intermediate_size
     shapes = {"gate_up_proj": (count, 2 * inner, hidden), "down_proj": (count, hidden, inner)}
-    stacked = []
+    stacked: list[Projection] = []
     for name, shape in shapes.items():
         weight: Tensor | QuantizedWeight = reader.fused([f"{prefix}experts.{name}"], [shape])
         assert isinstance(weight, Tensor), "tensors of all experts are plain"
@@ -84,7 +84,8 @@ def read_branch(reader: TensorReader, config: ModelConfig, prefix: str) -> Exper
     scale = reader.fused([prefix + "router.scale"], [*per_dim], wide=True)
     return ExpertBranch(
         Router(reader.router(router * (scale * hidden**-0.5))),
-        *stacked,
+        gate_up=stacked[0],
+        down=stacked[1],
         input_norm=reader.norm(prefix + "pre_feedforward_layernorm_2", hidden, config),
         output_norm=reader.norm(prefix + "post_feedforward_layernorm_2", hidden, config),
         dense_norm=reader.norm(prefix + "post_feedforward_layernorm_1", hidden, config),

@@ -73,7 +73,7 @@ def _text(raw: Json) -> ModelConfig:
     return ModelConfig(
         **{**shape, **own},
         norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        activation=activation(raw, "gelu_pytorch_tanh", "hidden_activation"),
+        activation=activation(raw, "gelu_pytorch_tanh", "hidden_activation"),  # type: ignore[arg-type]
         rope=ropes[-1],
         layer_ropes=ropes,
         qkv_bias=bias,
