@@ -85,7 +85,7 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
         **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},
         **{"num_kv_shared_layers": 1, "use_double_wide_mlp": True},
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
     },
     "glm": {"head_dim": 32},
     "glm4": {"head_dim": 32, "num_key_value_heads": 1},
