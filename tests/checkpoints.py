@@ -11,7 +11,17 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-_DENSE = (*_FIRST, "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "granite", "olmo2", "exaone4")
+_DENSE = (
+    *_FIRST,
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "glm",
+    "glm4",
+    "granite",
+    "olmo2",
+    "exaone4",
+)
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
 EXPERT_FAMILIES = (*_MIXTURES, "gpt_oss")
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")

@@ -22,7 +22,8 @@ from looseleaf.ops.dense.quantized_linear import beats_packed_bfloat16
 from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_checkpoint, make_model
 from tests.models.gguf_files import write_gguf
 
-CONVERTED = [f for f in FAMILIES if f not in ("phi", "mistral", "glm", *LATENT_FAMILIES)]
+_SAFETENSORS = ("phi", "mistral", "glm", "gemma4_text")
+CONVERTED = [f for f in FAMILIES if f not in (*_SAFETENSORS, *LATENT_FAMILIES)]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def leaves(value: Any) -> list[Any]:
     """The tensors of nested named tuples, dataclasses and tuples, in order."""
-    if value is None or isinstance(value, torch.Tensor | QuantizedWeight | bool):
+    if value is None or isinstance(value, torch.Tensor | QuantizedWeight | bool | float):
         return [value]
     if dataclasses.is_dataclass(value):
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]

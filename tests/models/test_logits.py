@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from looseleaf.models import Decoder, load_weights, read_config
 from tests.checkpoints import (
@@ -111,6 +112,29 @@ def test_gemma3_in_the_words_of_older_files_equals_transformers(tmp_path: Path) 
     with torch.inference_mode():
         reference = model(tokens[None]).logits[0]
     assert worst(logits_in_chunks(load(tmp_path, LENGTH), tokens, [40, 8]), reference) <= TOLERANCE
+
+
+def test_gemma4_beside_towers_is_its_text_model(tmp_path: Path) -> None:
+    plain = make_checkpoint(tmp_path / "text", "gemma4_text")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    text = json.loads((plain / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": text}))
+    stored = load_file(plain / "model.safetensors")
+    tensors = {n.replace("model.", "model.language_model.", 1): x for n, x in stored.items()}
+    # Transformers ignores the keys of layers that read those of others
+    unread = {n.replace("layers.1", "layers.3"): x for n, x in tensors.items() if "s.1.self" in n}
+    more = {n: x.clone() for n, x in unread.items() if ".k_" in n}
+    assert more and not set(more) & set(tensors)
+    save_file(
+        {**tensors, **more, "model.vision_tower.conv.weight": torch.ones(2)},
+        whole / "model.safetensors",
+    )
+    tokens = torch.arange(LENGTH)
+    first, second = (
+        logits_in_chunks(load(folder, LENGTH), tokens, [LENGTH]) for folder in (plain, whole)
+    )
+    assert torch.equal(first, second)
 
 
 def test_mistral_with_types_of_layers_equals_transformers(tmp_path: Path) -> None:

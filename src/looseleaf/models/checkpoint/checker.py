@@ -29,7 +29,9 @@ _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
 # Transformers, too, ignores KV weights of layers that store no KV
 _OWN_KV = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.[kv]_(proj|norm)\.")
-_TOWERS = re.compile(r"model\.(vision_tower|embed_vision|audio_tower|embed_audio|vision_embedder)\.")
+_TOWERS = re.compile(
+    r"model\.(vision_tower|embed_vision|audio_tower|embed_audio|vision_embedder)\."
+)
 # families whose layers after the last predict further tokens, which the decoder does not use
 _PREDICTING = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 

@@ -208,7 +208,10 @@ def _layer(reader: "Checker", config: ModelConfig, index: int) -> LayerWeights:
             [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias, cuts.qkv
         ),
         output=reader.projection(
-            [attention + output_name], [hidden], config.output_dim(index), config.output_bias,
+            [attention + output_name],
+            [hidden],
+            config.output_dim(index),
+            config.output_bias,
             cuts.output,
         ),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),

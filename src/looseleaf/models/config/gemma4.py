@@ -144,7 +144,8 @@ def _ropes(
 
 
 def _layer_inputs(raw: Json) -> LayerInputs | None:
-    dim = whole(raw, "hidden_size_per_layer_input", least=0)
+    # null is 0 in Transformers
+    dim = whole(raw, "hidden_size_per_layer_input", 0, least=0)
     if not dim:
         return None
     size = whole(raw, "vocab_size_per_layer_input", 262_144)
