@@ -29,8 +29,9 @@ FAMILIES = (*_DENSE, *EXPERT_FAMILIES, *LATENT_FAMILIES)
 _ROTATED = ("llama", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "glm4")
 ATTENTION_FAMILIES = (*_ROTATED, "deepseek_v3", "gpt_oss")
 """One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
-RoPE laws by layer, heads by layer with shared KV, a part of the head rotated, latents, sinks beside windows. The others differ in
-products and norms only; Ministral 3 has tests of its own (test_query_scales.py)."""
+RoPE laws by layer, heads by layer with shared KV, a part of the head rotated, latents, sinks beside
+windows. The others differ in products and norms only; Ministral 3 has tests of its own
+(test_query_scales.py)."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32

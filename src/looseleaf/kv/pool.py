@@ -27,8 +27,8 @@ LayerPages = tuple[
 class PagePool:
     """``num_pages`` pages of ``page_size`` tokens, each with K and V of ``num_layers`` layers.
 
-    ``kv_layers`` are the layers whose K and V each layer of the model reads; None if each has its
-    own.
+    ``kv_layers`` are the layers whose K and V each layer of the model reads: its own, until
+    `share_layers` adds layers that store none.
 
     With one of ``planes``, the values are the keys, and K and V are the same memory.
 
@@ -48,7 +48,6 @@ class PagePool:
         num_kv_heads: int,
         head_dim: int,
         planes: int = 2,
-        kv_layers: Sequence[int] | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -68,9 +67,8 @@ class PagePool:
         )
         # K and V of all layers
         self.bytes_per_page = self.kv[:, :, 0].numel() * self.kv.element_size()
-        self.kv_layers = range(num_layers) if kv_layers is None else kv_layers
-        stored = [(self.kv[layer, 0], self.kv[layer, -1]) for layer in range(num_layers)]
-        self._layers = [stored[layer] for layer in self.kv_layers]
+        self.kv_layers: Sequence[int] = range(num_layers)
+        self._layers = [(self.kv[layer, 0], self.kv[layer, -1]) for layer in range(num_layers)]
         # allocations of each page: data derived from a page is valid for one generation
         self.generations = np.zeros(num_pages, dtype=np.int64)
         # two views of the same memory
@@ -84,6 +82,11 @@ class PagePool:
     def num_free(self) -> int:
         """The number of free pages."""
         return self._num_free
+
+    def share_layers(self, kv_layers: Sequence[int]) -> None:
+        """Let each layer of the model read the K and V of the stored layer ``kv_layers[layer]``."""
+        self._layers = [self._layers[layer] for layer in kv_layers]
+        self.kv_layers = kv_layers
 
     def layer(self, layer: int) -> LayerPages:
         """The K pages and V pages that one layer of the model reads, views of the pool."""

@@ -227,7 +227,8 @@ class Definition:
         root = torch.tensor(shape.dim**0.5, dtype=self.weights.embedding.dtype).item()
         own = look_up(weights.embedding, ids).to(embedded.dtype).view(size) * root
         projected = _project(embedded, weights.projection) * self.shape.hidden_size**-0.5
-        return (self._norm(projected.view(size), weights.norm) + own) * 0.5**0.5
+        both: Tensor = (self._norm(projected.view(size), weights.norm) + own) * 0.5**0.5
+        return both
 
     def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
         normed = x if norm is None else self._norm(x, norm)

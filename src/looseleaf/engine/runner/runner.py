@@ -104,10 +104,10 @@ class Runner:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             planes=shape.kv_planes,
-            kv_layers=[shape.kv_layer(layer) for layer in range(shape.num_layers)],
             dtype=pool_dtype(model, config.cache),
             device=model.device,
         )
+        pool.share_layers([shape.kv_layer(layer) for layer in range(shape.num_layers)])
         attention = PagedAttention(
             pool=pool,
             rotations=layer_rotations(shape, max_model_len, model.device),

@@ -102,10 +102,9 @@ def _kinds(raw: Json, num_layers: int) -> list[Any]:
 
 def _heads(raw: Json, kinds: Sequence[str]) -> tuple[LayerHeads, ...]:
     """The heads of every layer: by layer if given, else those of full and of sliding layers."""
-    given, tied = raw.get("per_layer_config"), switch(raw, "attention_k_eq_v")
-    by_layer = mapping(raw, "per_layer_config")
+    by_layer, tied = mapping(raw, "per_layer_config"), switch(raw, "attention_k_eq_v")
     full: dict[str, Any] = {}
-    if given is None:
+    if raw.get("per_layer_config") is None:
         full["head_dim"] = whole(raw, "global_head_dim", 512, most=_MAX_HEAD_DIM)
         if tied and raw.get("num_global_key_value_heads") is not None:
             full["num_key_value_heads"] = whole(raw, "num_global_key_value_heads")
