@@ -53,13 +53,15 @@ class Decoder:
             heads: Packing.create(config, config.layer_heads.index(heads), self.device)
             for heads in config.layer_heads
         }
-        self._packings = [packings.get(config.heads_of(n)) for n in range(config.num_layers)]
+        self._layer_heads = [config.heads_of(n) for n in range(config.num_layers)]
+        self._packings = [packings.get(heads) for heads in self._layer_heads]
         scales = {rope: query_scale(rope) for rope in config.ropes}
         on_device = {
             rope: None if scale is None else scale.to(self.device, self.dtype)
             for rope, scale in scales.items()
         }
         self._query_scales = [on_device[config.rope_of(n)] for n in range(config.num_layers)]
+        self._num_stored = config.num_stored_layers
         self.ranks = weights.ranks
         # a chain has no place for sums over ranks
         self._chain = LayerChain.create(config, weights) if self.ranks is None else None
@@ -283,10 +285,9 @@ class Decoder:
 
     def _own_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The parts of fused ``heads``."""
-        config, own = self.config, self.config.heads_of(index)
-        num_heads = config.num_qo_heads
+        own, num_heads = self._layer_heads[index], self.config.num_qo_heads
         fused = heads.view(len(heads), -1, own.head_dim)
-        if config.kv_layer(index) != index:
+        if index >= self._num_stored:
             return fused, None, None
         if own.tied_values:
             q, k = fused.split_with_sizes((num_heads, own.num_kv_heads), 1)
