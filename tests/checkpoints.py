@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 _FIRST = ("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi", "phi3")
-_DENSE = (*_FIRST, "gemma2", "gemma3_text", "glm", "glm4", "granite", "olmo2", "exaone4")
+_GEMMAS = ("gemma2", "gemma3_text", "gemma4_text")
+_DENSE = (*_FIRST, *_GEMMAS, "glm", "glm4", "granite", "olmo2", "exaone4")
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe")
 EXPERT_FAMILIES = (*_MIXTURES, "gpt_oss")
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 FAMILIES = (*_DENSE, *EXPERT_FAMILIES, *LATENT_FAMILIES)
-ATTENTION_FAMILIES = ("llama", "gemma2", "gemma3_text", "deepseek_v3", "gpt_oss")
+ATTENTION_FAMILIES = ("llama", "gemma2", "gemma4_text", "deepseek_v3", "gpt_oss")
 """One family for each kind of attention whose plan differs: plain, windows with capped scores, RoPE
-laws by layer, latents, sinks beside windows. The laws of all families are those of
-tests/lab/conformance."""
+laws by layer beside layers that share KV, latents, sinks beside windows. The laws of all families
+are those of tests/lab/conformance."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32
@@ -78,6 +79,14 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         **{"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 10},
         **{"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
     },
+    # two heads of a sliding layer in a stored head, the head of a full layer in two stored heads
+    "gemma4_text": {
+        **{"num_key_value_heads": 4, "head_dim": 16, "sliding_window": WINDOW},
+        **{"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+        **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE},
+        **{"num_kv_shared_layers": 1, "use_double_wide_mlp": True},
+        **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    },
     "glm": {"head_dim": 32},
     "glm4": {"head_dim": 32, "num_key_value_heads": 1},
     "granite": {
@@ -114,7 +123,10 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
 
 
 def supports(family: str, rope_law: str) -> bool:
-    """Whether Transformers lets ``family`` have ``rope_law``: Phi-3 knows LongRoPE only."""
+    """Whether Transformers lets ``family`` have ``rope_law``: Phi-3 knows LongRoPE only, and Gemma
+    4, whose heads differ by layer, does not know it."""
+    if family == "gemma4_text":
+        return rope_law != "longrope"
     return family != "phi3" or rope_law in ("default", "longrope")
 
 
@@ -150,7 +162,9 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
             "llama_4_scaling_beta": 0.3,
             "original_max_position_embeddings": ORIGINAL_POSITIONS,
         }
-    if family == "gemma3_text":
+    if family == "gemma4_text" and rope_law == "default":
+        rope = {**rope, "rope_type": "proportional", "partial_rotary_factor": 0.5}
+    if family in ("gemma3_text", "gemma4_text"):
         local = {"rope_type": "default", "rope_theta": 100.0}
         rope = {"full_attention": rope, "sliding_attention": local}
     config = AutoConfig.for_model(family, rope_parameters=rope, **shape)
@@ -160,11 +174,15 @@ def make_model(family: str, rope_law: str = "default", seed: int = 0, **override
         spread = 0.3 if name.endswith(("norm.weight", "bias")) else 0.6 * weight.shape[-1] ** -0.5
         if name.endswith("sinks"):
             spread = 2.0
+        if name.endswith("scale"):
+            spread, name = 0.3, "norm.weight"
         noise = torch.randn(weight.shape, generator=generator) * spread
         weight.data = noise + 1 if name.endswith("norm.weight") else noise
     for name, value in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+        if name.endswith("layer_scalar"):
+            value.copy_(1 + torch.randn(value.shape, generator=generator) * 0.3)
     return model
 
 

@@ -25,8 +25,8 @@ Part = tuple[str, Tensor, Tensor, Tensor, float]
 class WithValues(Capture):
     """A `Capture` that also stores values."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer in self.layers:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if layer in self.layers and v is not None:
             self.values = {**getattr(self, "values", {}), layer: v[:, 0].clone()}
         return super().__call__(layer, q, k, v)
 

@@ -66,13 +66,13 @@ class ScoreRule:
 class Attend(Protocol):
     """The attention function that a model calls."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         """Store the keys and values of this step and attend.
 
         ``q`` is ``[rows, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[rows, num_kv_heads,
         head_dim]``, all unrotated. Returns ``[rows, num_qo_heads, head_dim]`` in the dtype of
         ``q``. In the last layer ``q`` may be limited to the step's logit rows; ``k`` and ``v``
-        always have all rows.
+        always have all rows. They are None for a layer that reads what another layer stores.
 
         Latent attention passes the keys as ``v``, too. Its output has no values in the rotated
         dims."""

@@ -59,7 +59,7 @@ class Pass:
     lse: dict[int, Tensor] = field(default_factory=dict)
     fresh: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         at = self.positions if self.rows is None else self.positions[self.rows]
         q, k = self.blend.turn(layer, q, at), self.blend.turn(layer, k, at)
         self.queries[layer], self.fresh[layer] = q, (k, v)

@@ -43,7 +43,9 @@ class _Sight:
                 self.visible[rows, part.context_length : start] = False
             start += len(part.tokens)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is None or v is None:
+            k, v = self.layers[self.config.kv_layer(layer)]
         self.layers[layer] = k, v
         group = self.config.num_qo_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -101,12 +103,17 @@ class _Blend:
 
     def __init__(self, stored: _Sight, rows: Tensor) -> None:
         self.stored, self.rows = stored, rows
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         stored, rows = self.stored, self.rows
-        keys, values = (x.clone() for x in stored.layers[layer])
-        keys[rows], values[rows] = k, v
-        group = q.shape[1] // k.shape[1]
+        if k is None or v is None:
+            keys, values = self.layers[stored.config.kv_layer(layer)]
+        else:
+            keys, values = (x.clone() for x in stored.layers[layer])
+            keys[rows], values[rows] = k, v
+        self.layers[layer] = keys, values
+        group = q.shape[1] // keys.shape[1]
         keys = stored.turn(layer, keys, stored.true).repeat_interleave(group, 1)
         q = scaled(q, rows, stored.config)
         scores = torch.einsum("qhd,khd->hqk", stored.turn(layer, q, rows), keys)

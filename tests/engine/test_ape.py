@@ -47,8 +47,12 @@ class _Dense:
         numbers = [0, *range(1, len(documents) + 1), 0]
         self.of = torch.tensor([n for n, span in zip(numbers, spans, strict=True) for _ in span])
         self.is_tail = (self.of == 0) & (self.at >= behind)
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        if k is None or v is None:
+            k, v = self.layers[self.config.kv_layer(layer)]
+        self.layers[layer] = k, v
         rope = self.config.rope_of(layer)
         rotation = rope_frequencies(rope).inverse, rope.interleaved
         group = self.config.num_qo_heads // self.config.num_kv_heads

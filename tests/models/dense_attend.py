@@ -52,19 +52,21 @@ class DenseAttend:
         self.asked: Tensor | None = None
         self.key_positions: list[list[Tensor]] = [[] for _ in range(config.num_layers)]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         dtype = q.dtype
-        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
-        self.keys[layer].append(self.turn(layer, k, self.positions))
-        self.values[layer].append(v)
-        self.key_positions[layer].append(self.positions)
+        wide, stored = torch.promote_types(dtype, torch.float32), self.config.kv_layer(layer)
+        q = q.to(wide)
+        if k is not None and v is not None:
+            self.keys[layer].append(self.turn(layer, k.to(wide), self.positions))
+            self.values[layer].append(v.to(wide))
+            self.key_positions[layer].append(self.positions)
         group = self.config.num_qo_heads // self.config.num_kv_heads
-        keys = torch.cat(self.keys[layer]).repeat_interleave(group, 1)
-        values = torch.cat(self.values[layer]).repeat_interleave(group, 1)
+        keys = torch.cat(self.keys[stored]).repeat_interleave(group, 1)
+        values = torch.cat(self.values[stored]).repeat_interleave(group, 1)
         rows = self.positions
         if self.asked is not None and layer == self.config.num_layers - 1:
             rows = rows[self.asked]
-        distance = rows[:, None] - torch.cat(self.key_positions[layer])[None]
+        distance = rows[:, None] - torch.cat(self.key_positions[stored])[None]
         window = self.config.window(layer)
         hidden = (distance < 0) | (distance >= window if window else distance < 0)
         q = scaled(q, rows, self.config)

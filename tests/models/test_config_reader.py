@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from looseleaf.errors import CheckpointNotFound, CorruptCheckpoint, UnsupportedModel
+from looseleaf.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    ModelError,
+    UnsupportedModel,
+)
 from looseleaf.models import read_config
 from looseleaf.models.config.config_reader import parse_config
 
@@ -352,6 +357,50 @@ def test_gemma3_in_the_words_of_older_files_is_what_transformers_writes_now() ->
     near, far = (500.0, "default", 1.0), (2e6, "linear", 8.0)
     assert laws == [near, near, far, near, near, far, near]
     assert config.windows == (5, 5, 0, 5, 5, 0, 5)
+
+
+GEMMA4: dict[str, Any] = {
+    **{**BASE, "model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 32},
+    **{"num_key_value_heads": 16, "head_dim": 256, "attention_k_eq_v": True},
+    **{"hidden_size_per_layer_input": 0, "num_global_key_value_heads": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("local", "full", "stored"),
+    [(16, 4, (8, 512)), (8, 2, (4, 512)), (2, 2, (2, 512)), (1, 1, (1, 512)), (3, 1, (3, 512))],
+)
+def test_gemma4_stores_the_heads_of_all_layers_in_one_shape(
+    local: int, full: int, stored: tuple[int, int]
+) -> None:
+    heads = {"num_attention_heads": 48, "num_key_value_heads": local}
+    config = parse_config({**GEMMA4, **heads, "num_global_key_value_heads": full})
+    assert (config.num_kv_heads, config.head_dim) == stored
+    own = [(heads.num_kv_heads, heads.head_dim) for heads in config.layer_heads]
+    assert own == [(local, 256)] * 5 + [(full, 512)]
+    assert {rope.rotary_dim for rope in config.ropes} == {512}
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        ({"num_global_key_value_heads": 32, "num_key_value_heads": 6}, ModelError, "evenly share"),
+        (
+            {"num_attention_heads": 96, "num_key_value_heads": 6, "global_head_dim": 256},
+            UnsupportedModel,
+            "divide each other",
+        ),
+        ({"use_bidirectional_attention": "all"}, UnsupportedModel, "reads in both directions"),
+        ({"num_kv_shared_layers": 1}, CorruptCheckpoint, "lack one of the kinds"),
+        ({"rope_parameters": {"full_attention": {}}}, CorruptCheckpoint, "rope_parameters lacks"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 2}, ModelError, "inputs"),
+    ],
+)
+def test_gemma4_that_does_not_fit_is_a_sentence(
+    more: dict[str, Any], error: type[ModelError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        parse_config({**GEMMA4, **more})
 
 
 def test_gemma3_has_the_defaults_of_transformers() -> None:

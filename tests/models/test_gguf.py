@@ -22,7 +22,7 @@ from looseleaf.ops.dense.quantized_linear import beats_packed_bfloat16
 from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_model, write_checkpoint
 from tests.models.gguf_files import write_gguf
 
-CONVERTED = [f for f in FAMILIES if f not in ("phi", "mistral", "glm")]
+CONVERTED = [f for f in FAMILIES if f not in ("phi", "mistral", "glm", "gemma4_text")]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def leaves(value: Any) -> list[Any]:
     """The tensors of nested named tuples, dataclasses and tuples, in order."""
-    if value is None or isinstance(value, torch.Tensor | QuantizedWeight | bool):
+    if value is None or isinstance(value, torch.Tensor | QuantizedWeight | bool | float):
         return [value]
     if dataclasses.is_dataclass(value):
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]

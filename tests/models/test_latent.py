@@ -61,7 +61,7 @@ def test_a_stored_key_has_the_rotated_dims_and_the_latent() -> None:
     config = parse_config(V2_LITE)
     assert (config.num_kv_heads, config.head_dim, config.kv_planes) == (1, 576, 1)
     assert (config.rope.rotary_dim, config.rope.interleaved) == (64, True)
-    assert config.output_dim == 16 * 128
+    assert config.output_dim(0) == 16 * 128
     # 192 ** -0.5, times the square of 0.1 * 0.707 * ln(40) + 1
     assert abs(softmax_scale(config, 0) - 0.1147214) < 1e-6
     assert config.experts is not None

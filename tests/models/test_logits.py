@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from looseleaf.models import Decoder, load_weights, read_config
 from tests.checkpoints import (
@@ -24,6 +25,17 @@ TOLERANCE = 1e-4
 LENGTH = 48
 SPLITS = ([48], [20, 20, 8], [36] + [1] * 12)
 PAIRS = [(family, law) for family in FAMILIES for law in ROPE_LAWS if supports(family, law)]
+EXPERTS = {
+    # Transformers fails for layers that share KV without inputs of layers
+    **{"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+    **{"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2},
+    "moe_intermediate_size": 32,
+}
+# layers of both kinds that read the KV of others
+SHARED = {
+    **{"num_hidden_layers": 6, "num_kv_shared_layers": 3, "final_logit_softcapping": 1.5},
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}
 
 
 def load(folder: Path, length: int, packed: bool = True) -> Decoder:
@@ -68,7 +80,7 @@ def test_logits_equal_transformers_with_plain_matrices(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "gemma3_text", "glm4", "granite", "olmo2", *EXPERT_FAMILIES]
+    "family", ["gemma2", "gemma3_text", "gemma4_text", "glm4", "granite", "olmo2", *EXPERT_FAMILIES]
 )
 def test_16_bit_logits_err_as_those_of_transformers(family: str, tmp_path: Path) -> None:
     exact = make_model(family)
@@ -100,6 +112,29 @@ def test_gemma3_in_the_words_of_older_files_equals_transformers(tmp_path: Path) 
     with torch.inference_mode():
         reference = model(tokens[None]).logits[0]
     assert worst(logits_in_chunks(load(tmp_path, LENGTH), tokens, [40, 8]), reference) <= TOLERANCE
+
+
+def test_gemma4_beside_towers_is_its_text_model(tmp_path: Path) -> None:
+    plain = make_checkpoint(tmp_path / "text", "gemma4_text")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    text = json.loads((plain / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": text}))
+    stored = load_file(plain / "model.safetensors")
+    tensors = {n.replace("model.", "model.language_model.", 1): x for n, x in stored.items()}
+    # Transformers ignores the keys of layers that read those of others
+    unread = {n.replace("layers.1", "layers.3"): x for n, x in tensors.items() if "s.1.self" in n}
+    more = {n: x.clone() for n, x in unread.items() if ".k_" in n}
+    assert more and not set(more) & set(tensors)
+    save_file(
+        {**tensors, **more, "model.vision_tower.conv.weight": torch.ones(2)},
+        whole / "model.safetensors",
+    )
+    tokens = torch.arange(LENGTH)
+    first, second = (
+        logits_in_chunks(load(folder, LENGTH), tokens, [LENGTH]) for folder in (plain, whole)
+    )
+    assert torch.equal(first, second)
 
 
 def test_mistral_with_types_of_layers_equals_transformers(tmp_path: Path) -> None:
@@ -147,6 +182,9 @@ def test_longrope_below_its_original_length_uses_the_short_factors(
         ("gemma2", {"tie_word_embeddings": False, "hidden_activation": "gelu"}),
         ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 2}),
         ("gemma3_text", {"final_logit_softcapping": 1.5, "attention_bias": True}),
+        ("gemma4_text", {"num_hidden_layers": 7, "layer_types": None, "num_kv_shared_layers": 0}),
+        ("gemma4_text", {"global_head_dim": 16, **EXPERTS}),
+        ("gemma4_text", {"num_key_value_heads": 1, "attention_k_eq_v": False, **SHARED}),
         ("glm", {"attention_bias": False, "num_key_value_heads": 4}),
         ("glm4", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "head_dim": 24}),
@@ -191,7 +229,8 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
     assert hidden.shape == (len(rows), 64)
     torch.testing.assert_close(hidden, whole[numbers])
     # what later tokens will read is there for all rows
-    torch.testing.assert_close(narrowed.keys[-1][0], attend.keys[-1][0])
+    stored = decoder.config.kv_layer(decoder.config.num_layers - 1)
+    torch.testing.assert_close(narrowed.keys[stored][0], attend.keys[stored][0])
 
 
 def test_a_hook_sees_every_layer_and_may_narrow_the_rows(tmp_path: Path) -> None:

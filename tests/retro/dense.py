@@ -72,7 +72,7 @@ class DenseRetro:
         rows = torch.tensor([tokens[p] for p in self.rows])
         return decoder.logits(decoder.forward(rows, self))[0]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         self.store(layer, k, v)
         heads = k.shape[1]
         grouped = q.unflatten(1, (heads, -1))

@@ -132,7 +132,7 @@ def test_values_of_one_give_an_output_of_one(load: Load, window: int) -> None:
     decoder = load(3)
     retro, tokens = make_retro(decoder, some_pages(3), window)
 
-    def ones(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def ones(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         out = retro(layer, q, k, torch.ones_like(v))
         torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=1e-12)
         return out

@@ -101,7 +101,7 @@ def watched(llm: Any, see: Callable[[Any, int, Tensor, Tensor], None], ones: boo
     def watching(rows: Any) -> Callable[..., Tensor]:
         attend = step(rows)
 
-        def and_tell(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def and_tell(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             queries = q.clone()
             result: Tensor = attend(layer, q, k, torch.ones_like(v) if ones else v)
             see(rows, layer, queries, result)

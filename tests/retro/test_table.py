@@ -113,7 +113,7 @@ def queries_of(llm: Any) -> Iterator[dict[int, Tensor]]:
     def watching(rows: Any) -> Callable[..., Tensor]:
         attend = step(rows)
 
-        def and_keep(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def and_keep(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             for n, row in enumerate(rows.decode):
                 queries[row.position] = q[n].clone()
             result: Tensor = attend(layer, q, k, v)
@@ -184,7 +184,7 @@ def test_values_of_one_give_outputs_of_one(checkpoint: Folder, row: str) -> None
     def watching(rows: Any) -> Callable[..., Tensor]:
         attend = step(rows)
 
-        def with_ones(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def with_ones(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             result: Tensor = attend(layer, q, k, torch.ones_like(v))
             seen.append((len(rows.decode), (result - 1).abs().max().item()))
             return result

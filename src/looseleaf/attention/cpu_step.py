@@ -271,25 +271,27 @@ class _NativeStep:
     layer_reads: Sequence[LayerReads]
     scales: Sequence[Tensor | None]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if self.scales[layer] is not None:
             q = scaled(q, self.scales[layer])
         plan, split = self.plans[layer], self.num_decode_rows
+        # a layer that shares KV has nothing to store
+        kv = None if k is None or v is None else (k, v)
+        store = Phase(0) if kv is None else Phase.STORE
         pages, sinks = self.owner.pages_at[layer], self.owner.rules[layer].sinks
         out = torch.empty(q.shape, dtype=q.dtype)
         if joining := self.layer_reads[layer].joining:
             for rows in joining:
                 rows.begin(layer, q)
-            plan.run(Phase.STORE | Phase.PARTIAL, q, (k, v), pages=pages)
+            plan.run(store | Phase.PARTIAL, q, kv, pages=pages)
             indptr = self.owner.row_state_indptr(self.layer_reads[layer])
             for rows in joining:
                 rows.join(layer, q, plan.states, indptr)
             plan.run(Phase.MERGE, out=out, sinks=sinks)
         elif split:
-            phases = Phase.STORE | Phase.PARTIAL | Phase.MERGE
-            plan.run(phases, q, (k, v), out, pages, sinks)
-        else:
-            plan.run(Phase.STORE, kv=(k, v), pages=pages)
+            plan.run(store | Phase.PARTIAL | Phase.MERGE, q, kv, out, pages, sinks)
+        elif kv is not None:
+            plan.run(store, kv=kv, pages=pages)
         if self.prompts is not None:
             self.prompts.attend(layer, q[split:], out[split:])
         return out
@@ -337,16 +339,17 @@ class _TorchStep:
     slots: Tensor
     turns: Sequence[Angles]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if self.scales[layer] is not None:
             q = scaled(q, self.scales[layer])
         owner, split, size = self.owner, self.num_decode_rows, self.owner.pool.page_size
         k_pages, v_pages = owner.pool.layer(layer)
-        page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
-        index = (page, owner.heads, (self.slots % size)[:, None])
-        k_pages.index_put_(index, to_pages(rotate_heads(k, self.turns[layer]), k_pages.dtype))
-        if not same_memory(k_pages, v_pages):
-            v_pages.index_put_(index, to_pages(v, v_pages.dtype))
+        if k is not None and v is not None:
+            page = torch.div(self.slots, size, rounding_mode="floor")[:, None]
+            index = (page, owner.heads, (self.slots % size)[:, None])
+            k_pages.index_put_(index, to_pages(rotate_heads(k, self.turns[layer]), k_pages.dtype))
+            if not same_memory(k_pages, v_pages):
+                v_pages.index_put_(index, to_pages(v, v_pages.dtype))
         decode = self.decode[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
         if decode is not None:

@@ -401,7 +401,7 @@ class _OpsStep:
     prompts: Sequence[Sequence[HostedChunk]]
     scales: Sequence[Tensor | None]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         owner, mode = self.attention, self.attention.implementation
         plan, choice = self.layers[layer].plan, self.layers[layer].choice
         k_pages, v_pages = owner.pool.layer(layer)
@@ -412,10 +412,12 @@ class _OpsStep:
             q = scaled(q, self.scales[layer])
         if self.hosted is not None and len(q):
             self.hosted.begin(layer, q[:split])
-        rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
+        rows = None
+        if k is not None and v is not None:
+            rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
         # candidate pages are final, so their scores need not wait for the store
         store_with_scores = choice is not None and plan.spans is None
-        if not store_with_scores:
+        if rows is not None and not store_with_scores:
             rows.store(rotation, mode)
         if not len(q):
             return q

@@ -70,7 +70,7 @@ class ApartStep:
                 if rows
             ]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         out = self._step(layer, q, k, v)
         for read in self._reads[layer]:
             queries = scaled(q.index_select(0, read.rows), read.query_scales)

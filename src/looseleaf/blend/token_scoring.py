@@ -304,5 +304,5 @@ class _ShrinkingStep:
 
     step: ChunkStep
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         return self.step(layer, q, k, v)

@@ -16,7 +16,7 @@ from looseleaf.attention.query_scales import scaled
 from looseleaf.ops.add_sinks import add_sinks
 from looseleaf.ops.attention_received import Readers, attention_received
 from looseleaf.ops.prefill_attention import SpanList, prefill_attention
-from looseleaf.ops.store_kv import store_kv
+from looseleaf.ops.store_kv import NewRows
 from looseleaf.types import AttnState
 
 # rows whose weights are in memory together, for all heads and keys
@@ -58,7 +58,7 @@ class ChunkStep:
     slots: Tensor
     frame_positions: Tensor
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         return self.state(layer, self.scaled(q), k, v).out if len(q) else q
 
     def scaled(self, q: Tensor) -> Tensor:
@@ -67,16 +67,17 @@ class ChunkStep:
             return q
         return scaled(q, self.owner.scales_at(self.spans.row_positions[: len(q)]))
 
-    def state(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> AttnState:
-        """Store keys and values, and attend with scaled queries; needs at least one row."""
+    def state(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> AttnState:
+        """Store keys and values, if the layer has any, and attend with scaled queries; needs at
+        least one row."""
         owner, spans, chosen = self.owner, self.spans, self.owner.implementation
         k_pages, v_pages = owner.pool.layer(layer)
         rotation, rule = owner.rotations[layer], owner.rules[layer]
         implementation = "cpu" if chosen == "native" else chosen
         store_implementation = "reference" if implementation == "cpu" else implementation
-        store_kv(
-            k, v, self.frame_positions, self.slots, rotation, k_pages, v_pages, store_implementation
-        )
+        if k is not None and v is not None:
+            rows = NewRows(k, v, self.frame_positions, self.slots, k_pages, v_pages)
+            rows.store(rotation, store_implementation)
         patch = owner.pool.slot_positions if spans.mask_words.numel() else None
         state = prefill_attention(q, k_pages, v_pages, spans, rotation, rule, patch, implementation)
         return state if rule.sinks is None else add_sinks(state, rule.sinks, implementation)
@@ -107,7 +108,7 @@ class WatchedStep:
         received = torch.zeros(watch.num_keys, dtype=torch.float32, device=device)
         return cls(step, spans, watch.layers, weight, before, received)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         if not len(q):
             return q
         owner, q = self.step.owner, self.step.scaled(q)

@@ -16,6 +16,8 @@ from looseleaf.config.fuse import EvaluatedSelector, Fuse, FuseSelector
 from looseleaf.config.index import IndexConfig, IndexKeys, IndexKind, IndexPer
 from looseleaf.config.model import (
     LatentConfig,
+    LayerHeads,
+    LayerInputs,
     ModelConfig,
     Quantization,
     QueryScaling,
@@ -48,6 +50,8 @@ __all__ = [
     "FuseSelector",
     "GroupRule",
     "LatentConfig",
+    "LayerHeads",
+    "LayerInputs",
     "LayerBudgets",
     "Local",
     "IndexConfig",

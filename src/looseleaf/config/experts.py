@@ -19,7 +19,8 @@ class ExpertConfig:
     group's score is the sum of its ``group_scores`` largest scores (DeepSeek V3: two, V2: one).
 
     ``num_shared`` experts, stored after the ``num_experts`` others, add to every row with weight 1,
-    or with the sigmoid of a further logit if ``shared_gate``. ``dense_layers`` have no experts."""
+    or with the sigmoid of a further logit if ``shared_gate``. ``dense_layers`` have no experts.
+    With ``beside_mlp`` layers have a dense MLP as well (`looseleaf.models.layers.ExpertBranch`)."""
 
     num_experts: int
     top_k: int
@@ -36,6 +37,7 @@ class ExpertConfig:
     num_shared: int = 0
     shared_gate: bool = False
     dense_layers: tuple[int, ...] = ()
+    beside_mlp: bool = False
 
     def __post_init__(self) -> None:
         require_positive(self, "num_experts", "top_k", "intermediate_size", "scaling")

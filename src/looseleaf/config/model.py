@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from looseleaf.config.experts import ExpertConfig
-from looseleaf.config.option import require, require_each
+from looseleaf.config.option import require, require_each, require_positive
 
-RopeLaw = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeLaw = Literal[
+    "none", "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"
+]
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,11 @@ class RopeConfig:
     """A RoPE law and its parameters, named as in Hugging Face's ``rope_scaling``.
 
     The law ``none`` rotates nothing (NoPE). ``length`` is the frozen sequence length of
-    length-dependent laws (``dynamic``, ``longrope``); it is part of the identity of stored keys."""
+    length-dependent laws (``dynamic``, ``longrope``); it is part of the identity of stored keys.
+    The law ``proportional`` rotates the first ``partial_rotary_factor`` of the pairs.
+
+    ``own_dim`` is the size of a layer's own heads if a stored head has several of them
+    (`LayerHeads`): each has the same frequencies. 0 means ``rotary_dim``."""
 
     head_dim: int
     rotary_dim: int
@@ -34,13 +40,39 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    partial_rotary_factor: float = 1.0
+    own_dim: int = 0
     length: int | None = None
 
     def __post_init__(self) -> None:
         most = self.head_dim
         require_each(self, f"from 1 to head_dim={most}", lambda d: 0 < d <= most, "rotary_dim")
         rule = "even, because RoPE rotates pairs of dims"
-        require_each(self, rule, lambda dim: dim % 2 == 0, "rotary_dim")
+        require_each(self, rule, lambda dim: dim % 2 == 0, "rotary_dim", "own_dim")
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """The KV heads of a layer whose heads differ from the stored heads of the model.
+
+    A stored head has the dims of one or several of the layer's heads (`looseleaf.models.packing`).
+    With ``tied_values`` the projection of keys gives the values, too."""
+
+    num_kv_heads: int
+    head_dim: int
+    tied_values: bool = False
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Further inputs of each layer: ``dim`` values of a token's own embedding for that layer and of
+    a projection of its embedding (Gemma 3n, Gemma 4)."""
+
+    dim: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "dim", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -119,7 +151,13 @@ class ModelConfig:
 
     A model with ``latent`` attention has one KV head. Its ``head_dim`` is that of a stored key,
     whose first dims rotate. Queries are mapped to the space of stored keys. The stored keys are
-    also the values, and the output of attention is expanded after their ``rope_dim`` dims."""
+    also the values, and the output of attention is expanded after their ``rope_dim`` dims.
+
+    ``num_kv_heads`` and ``head_dim`` are those of stored heads. ``layer_heads`` are the layers' own
+    heads if they differ. ``value_norm`` divides each value by its root mean square. The last
+    ``num_kv_shared`` layers store nothing: each reads the keys and values of the last earlier layer
+    with the same window that stores them. ``layer_intermediate_sizes`` are those of dense MLPs if
+    they differ. ``layer_scalars`` multiply the stream after each layer."""
 
     family: str
     vocab_size: int
@@ -162,6 +200,12 @@ class ModelConfig:
     quantization: Quantization | None = None
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
+    layer_heads: tuple[LayerHeads, ...] = ()
+    value_norm: bool = False
+    num_kv_shared: int = 0
+    layer_intermediate_sizes: tuple[int, ...] = ()
+    layer_inputs: LayerInputs | None = None
+    layer_scalars: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -180,14 +224,42 @@ class ModelConfig:
         )
         forms = {(r.head_dim, r.rotary_dim, r.interleaved) for r in self.layer_ropes}
         require(len(forms) < 2, "every layer must rotate the same pairs of dims, or by angles of 0")
+        require(
+            0 <= self.num_kv_shared < self.num_layers,
+            f"{self.num_kv_shared} of {self.num_layers} layers can't share the KV of others",
+        )
 
     def has_experts(self, layer: int) -> bool:
-        """Whether the MLP of ``layer`` is a mixture of experts."""
-        return self.experts is not None and layer not in self.experts.dense_layers
+        """Whether the MLP of ``layer`` is a mixture of experts, without a dense one."""
+        law = self.experts
+        return law is not None and not law.beside_mlp and layer not in law.dense_layers
 
     def rope_of(self, layer: int) -> RopeConfig:
         """The RoPE law of ``layer``."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def heads_of(self, layer: int) -> LayerHeads:
+        """The own KV heads of ``layer``."""
+        if self.layer_heads:
+            return self.layer_heads[layer]
+        return LayerHeads(self.num_kv_heads, self.head_dim)
+
+    def inner_size(self, layer: int) -> int:
+        """The intermediate size of the dense MLP of ``layer``."""
+        sizes = self.layer_intermediate_sizes
+        return sizes[layer] if sizes else self.intermediate_size
+
+    @property
+    def num_stored_layers(self) -> int:
+        """The layers that store keys and values: the first ones."""
+        return self.num_layers - self.num_kv_shared
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer that stores the keys and values that ``layer`` reads."""
+        if layer < self.num_stored_layers:
+            return layer
+        earlier = reversed(range(self.num_stored_layers))
+        return next(n for n in earlier if self.window(n) == self.window(layer))
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -199,11 +271,11 @@ class ModelConfig:
         """Vectors that a KV head stores of a token: key and value, or a key that is both."""
         return 1 if self.latent is not None else 2
 
-    @property
-    def output_dim(self) -> int:
-        """The dims of all heads' outputs, the input of the output projection."""
-        head_dim = self.head_dim if self.latent is None else self.latent.value_dim
-        return self.num_qo_heads * head_dim
+    def output_dim(self, layer: int) -> int:
+        """The dims of all heads' outputs, the input of the output projection of ``layer``."""
+        if self.latent is not None:
+            return self.num_qo_heads * self.latent.value_dim
+        return self.num_qo_heads * self.heads_of(layer).head_dim
 
     def frozen_at(self, length: int) -> "ModelConfig":
         """This model with every law frozen at a sequence length."""

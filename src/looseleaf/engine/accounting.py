@@ -190,14 +190,14 @@ class Accounting:
 
     def _dense(self, sequence: Sequence) -> RowReads:
         """The reads of a row whose policy reads all pages."""
-        layers, _, _, heads = self.attention.pool.kv.shape[:4]
+        layers, heads = self._num_layers, self.attention.pool.kv.shape[3]
         row = sequence.decode_row()
         pages = layers * heads * sum(len(span.pages) for span in (*row.settled, row.tail))
         return RowReads(pages, pages, 0, None)
 
     @property
     def _num_layers(self) -> int:
-        return int(self.attention.pool.kv.shape[0])
+        return len(self.attention.rules)
 
     def _num_dense(self, policy: PagePolicy) -> int:
         return sum(layer in policy.dense_layers for layer in range(self._num_layers))

@@ -51,10 +51,12 @@ class InputProcessor:
         fuse, num_layers = request.fuse, self.model.num_layers
         if fuse:
             require_apart(request, self.model)
-        if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= num_layers:
+        stored = self.model.num_stored_layers
+        if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= stored:
+            of_which = "" if stored == num_layers else " that store keys and values"
             raise InvalidOption(
-                f"check_layers {fuse.check_layers} go past the model's {num_layers} layers, "
-                f"0 to {num_layers - 1}: leave out those it does not have",
+                f"check_layers {fuse.check_layers} go past the model's {stored} layers{of_which}, "
+                f"0 to {stored - 1}: leave out those it does not have",
                 "check_layers",
             )
         select = request.select

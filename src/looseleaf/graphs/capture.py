@@ -103,7 +103,7 @@ class _Cutting:
     def within(self, attend: Attend) -> Attend:
         """``attend``, which begins a new graph before the layers of ``starts``."""
 
-        def cut(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def cut(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             if layer in self._starts:
                 self.end()
                 self.begin()

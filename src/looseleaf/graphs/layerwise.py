@@ -33,7 +33,7 @@ class LayerwiseWait:
         for arriving in self.awaited if self.timed else ():
             arriving.beside_launches()
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         begun, since = time.perf_counter(), _now() if self.timed else None
         wait_for_layer(self.awaited, layer)
         self.waited += time.perf_counter() - begun

@@ -155,7 +155,7 @@ class PassGraphs:
     @cached_property
     def _late_states(self) -> Tensor:
         """The hidden states of late rows; other rows are undefined."""
-        size, model = (MAX_ROWS, self.model.config.hidden_size), self.model
+        size, model = (MAX_ROWS, self.model.state_size), self.model
         return torch.zeros(size, dtype=model.dtype, device=model.device)
 
     def _capture(self, key: PassKey) -> Pass:

@@ -25,7 +25,10 @@ LayerPages = tuple[
 
 
 class PagePool:
-    """``num_pages`` pages of ``page_size`` tokens, each with K and V of every layer.
+    """``num_pages`` pages of ``page_size`` tokens, each with K and V of ``num_layers`` layers.
+
+    ``kv_layers`` are the layers whose K and V each layer of the model reads: its own, until
+    `share_layers` adds layers that store none.
 
     With one of ``planes``, the values are the keys, and K and V are the same memory.
 
@@ -64,6 +67,7 @@ class PagePool:
         )
         # K and V of all layers
         self.bytes_per_page = self.kv[:, :, 0].numel() * self.kv.element_size()
+        self.kv_layers: Sequence[int] = range(num_layers)
         self._layers = [(self.kv[layer, 0], self.kv[layer, -1]) for layer in range(num_layers)]
         # allocations of each page: data derived from a page is valid for one generation
         self.generations = np.zeros(num_pages, dtype=np.int64)
@@ -79,8 +83,13 @@ class PagePool:
         """The number of free pages."""
         return self._num_free
 
+    def share_layers(self, kv_layers: Sequence[int]) -> None:
+        """Let each layer of the model read the K and V of the stored layer ``kv_layers[layer]``."""
+        self._layers = [self._layers[layer] for layer in kv_layers]
+        self.kv_layers = kv_layers
+
     def layer(self, layer: int) -> LayerPages:
-        """K pages and V pages of one layer, views of the pool."""
+        """The K pages and V pages that one layer of the model reads, views of the pool."""
         return self._layers[layer]
 
     def release_memory(self) -> None:

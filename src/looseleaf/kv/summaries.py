@@ -53,8 +53,9 @@ class PageSummaries:
         self._generations = np.zeros(pages, dtype=np.int64)
 
     def layer(self, layer: int) -> Float[Tensor, "pages kv_heads vectors"]:
-        """A view of the summaries of one layer; entries are undefined before `write`."""
-        return self._table[layer]
+        """A view of the summaries of the keys that one layer of the model reads; entries are
+        undefined before `write`."""
+        return self._table[self.pool.kv_layers[layer]]
 
     def write(self, pages: Sequence[int] | npt.NDArray[np.integer[Any]], num_keys: Array) -> int:
         """Compute missing summaries of ``pages``, which are final and contain ``num_keys`` keys.

@@ -16,9 +16,12 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.experts import apply_experts
 from looseleaf.models.latent import attend_latents, latent_heads
 from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
+from looseleaf.models.layer_inputs import add_inputs, layer_inputs
 from looseleaf.models.layers import (
     DecoderWeights,
+    ExpertBranch,
     LayerWeights,
+    Norm,
     Stream,
     add_branch,
     add_projected,
@@ -26,9 +29,11 @@ from looseleaf.models.layers import (
     apply_gated,
     apply_norm,
     norm_heads,
+    norm_plain,
     project_heads,
 )
 from looseleaf.models.linear import look_up, project
+from looseleaf.models.packing import Packing
 from looseleaf.parallel import Ranks
 from looseleaf.rope import query_scale
 from looseleaf.types import Attend, LayerHook
@@ -44,7 +49,12 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
-        self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
+        packings = {
+            heads: Packing.create(config, config.layer_heads.index(heads), self.device)
+            for heads in config.layer_heads
+        }
+        self._layer_heads = [config.heads_of(n) for n in range(config.num_layers)]
+        self._packings = [packings.get(heads) for heads in self._layer_heads]
         dims = config.head_dim if config.latent is None else config.latent.query_dim
         scales = {rope: query_scale(replace(rope, head_dim=dims)) for rope in config.ropes}
         on_device = {
@@ -52,6 +62,7 @@ class Decoder:
             for rope, scale in scales.items()
         }
         self._query_scales = [on_device[config.rope_of(n)] for n in range(config.num_layers)]
+        self._num_stored = config.num_stored_layers
         self.ranks = weights.ranks
         # a chain has no place for sums over ranks
         self._chain = LayerChain.create(config, weights) if self.ranks is None else None
@@ -69,6 +80,13 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.embedding.dtype
+
+    @property
+    def state_size(self) -> int:
+        """The values of a row between two layers, as hooks see them: hidden state and inputs of
+        layers."""
+        inputs = self.config.layer_inputs
+        return self.config.hidden_size + (inputs.dim * self.config.num_layers if inputs else 0)
 
     def first_layers(self, count: int) -> "Decoder":
         """The model without its layers from ``count`` on, over the same weights."""
@@ -90,18 +108,28 @@ class Decoder:
         If ``hook`` returns no rows, the pass ends. ``hooked`` are the layers that call the hook, so
         other layers can fuse their additions to the stream. ``asked`` are the rows of the result,
         in rising order. For other rows the last layer computes only keys and values.
+
+        The hook gets states of `state_size` values: the inputs of layers stay with their rows.
         """
+        config = self.config
         stream = Stream(self._embed(tokens))
+        inputs = self._inputs(tokens, stream.total)
         last = len(self.weights.layers) - 1
         if hook is None and self._chain is not None and len(tokens) <= MAX_ROWS:
             stream = Stream(self._chained(self._chain, stream.total, attend, asked))
             return apply_norm(stream, self.weights.final_norm, self.config)[0]
         for index, layer in enumerate(self.weights.layers):
             if hook is not None and (hooked is None or index in hooked):
-                stream = Stream(hook(index, stream.settled()))
+                stream, inputs = self._hooked(hook, index, stream, inputs)
                 if not len(stream.total):
                     return stream.total
-            stream = self._layer(index, layer, stream, attend, asked if index == last else None)
+            rows = asked if index == last else None
+            stream = self._layer(index, layer, stream, attend, rows)
+            if inputs is not None:
+                own = inputs if rows is None else inputs[rows]
+                stream = add_inputs(stream, own, layer.inputs, index, config)
+            if layer.scalar != 1.0:
+                stream = Stream(stream.settled() * layer.scalar)
         normed, _ = apply_norm(stream, self.weights.final_norm, self.config)
         return normed
 
@@ -121,11 +149,28 @@ class Decoder:
     def keys_values(
         self, layer: int, hidden: Float[Tensor, "rows hidden_size"]
     ) -> tuple[Float[Tensor, "rows kv_heads head_dim"], Float[Tensor, "rows kv_heads head_dim"]]:
-        """Unrotated keys and values of ``layer`` for its input hidden states."""
+        """Unrotated keys and values of ``layer``, which stores them, for its input states."""
         norm = self.weights.layers[layer].input_norm
-        normed, _ = apply_norm(Stream(hidden), norm, self.config)
+        states = hidden[:, : self.config.hidden_size].contiguous()
+        normed, _ = apply_norm(Stream(states), norm, self.config)
         _, k, v = self._split_heads(layer, project_heads(normed, self.weights.layers[layer].qkv))
+        assert k is not None and v is not None, "a layer that shares KV has none of its own"
         return k, v
+
+    def _inputs(self, tokens: Tensor, embedded: Tensor) -> Tensor | None:
+        if self.weights.inputs is None:
+            return None
+        return layer_inputs(tokens, embedded, self.weights.inputs, self.config)
+
+    def _hooked(
+        self, hook: LayerHook, index: int, stream: Stream, inputs: Tensor | None
+    ) -> tuple[Stream, Tensor | None]:
+        """The stream and the inputs of the rows that ``hook`` returns."""
+        if inputs is None:
+            return Stream(hook(index, stream.settled())), None
+        states = hook(index, torch.cat([stream.settled(), inputs], 1))
+        hidden, inputs = states.tensor_split([self.config.hidden_size], 1)
+        return Stream(hidden.contiguous()), inputs
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.ranks is None:
@@ -158,8 +203,8 @@ class Decoder:
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
-        if layer.latent is None or config.latent is None:
-            attended = attend(index, q, k, v).flatten(1)
+        if k is None or layer.latent is None or config.latent is None:
+            attended = self._own_values(index, attend(index, q, k, v))
         else:
             attended = attend_latents(attend, index, q, k, layer.latent, config.latent)
         if not len(attended):
@@ -168,6 +213,8 @@ class Decoder:
             stream = add_projected(stream, attended, layer.output, ranks)
         else:
             stream = add_branch(stream, attended, layer.output, layer.output_norm, config, ranks)
+        if layer.branch is not None:
+            return self._beside_experts(stream, layer, layer.branch)
         if not config.parallel_residual:
             normed, stream = apply_norm(stream, layer.mlp_norm, config)
         if layer.router is not None:
@@ -177,6 +224,24 @@ class Decoder:
         if self._plain:
             return add_projected(stream, inner, layer.down, ranks)
         return add_branch(stream, inner, layer.down, layer.down_norm, config, ranks)
+
+    def _beside_experts(self, stream: Stream, layer: LayerWeights, branch: ExpertBranch) -> Stream:
+        """The stream plus the normed sum of the MLP and of experts beside it."""
+        config = self.config
+        normed, stream = apply_norm(stream, layer.mlp_norm, config)
+        dense = project(apply_gated(normed, layer.gate_up, config), layer.down)
+        routed = norm_plain(stream.total, config.norm_eps)
+        normed, _ = apply_norm(Stream(stream.total), branch.input_norm, config)
+        mixed = apply_experts(normed, branch, config, routed)
+        mixed = (mixed if mixed.ndim == 2 else mixed.sum(0)).to(dense.dtype)
+        total = apply_norm(Stream(dense), branch.dense_norm, config)[0]
+        total = total + apply_norm(Stream(mixed), branch.output_norm, config)[0]
+        return add_summands(stream, total, layer.down_norm, config)
+
+    def _own_values(self, index: int, attended: Tensor) -> Tensor:
+        """The heads' outputs ``[rows, features]`` of attention over stored heads."""
+        packing = self._packings[index]
+        return attended.flatten(1) if packing is None else packing.unpack(attended)
 
     def _chained(
         self, chain: LayerChain, stream: Tensor, attend: Attend, last_rows: Tensor | None
@@ -195,23 +260,47 @@ class Decoder:
             stream, heads = chain.branches(index, stream, attended, index < last)
         return stream
 
-    def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of fused ``heads``, normed and scaled. With latents, queries
-        are not mapped yet, and the keys are the values."""
-        rows, config, layer = heads.shape[0], self.config, self.weights.layers[index]
-        scale = self._query_scales[index]
+    def _split_heads(
+        self, index: int, heads: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Queries, keys and values of fused ``heads``, normed and scaled, as they are stored; None
+        for those of a layer that stores none. With latents, queries are not mapped yet."""
+        config, layer = self.config, self.weights.layers[index]
         if layer.latent is not None and config.latent is not None:
-            q, k = latent_heads(heads, layer.latent, config.latent, scale)
+            q, k = latent_heads(heads, layer.latent, config.latent, self._query_scales[index])
             return q, k, k
-        fused = heads.view(rows, sum(self._head_counts), config.head_dim)
-        q, k, v = fused.split_with_sizes(self._head_counts, 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            if config.joint_qk_norm:
-                q, k = q.flatten(1), k.flatten(1)
-            q = norm_heads(q, layer.q_norm, config.norm_eps)
-            k = norm_heads(k, layer.k_norm, config.norm_eps)
-            if config.joint_qk_norm:
-                q, k = (x.view(rows, -1, config.head_dim) for x in (q, k))
-        if scale is not None:
-            q = q * scale
+        q, k, v = self._own_heads(index, heads)
+        if k is not None and v is not None and config.value_norm:
+            v = norm_plain(v, config.norm_eps)
+        if layer.q_norm is not None:
+            q = self._norm_heads(q, layer.q_norm)
+        if k is not None and layer.k_norm is not None:
+            k = self._norm_heads(k, layer.k_norm)
+        packing = self._packings[index]
+        if packing is not None:
+            q = packing.pack_queries(q)
+            if k is not None and v is not None:
+                k, v = packing.pack_keys(k), packing.pack_keys(v)
+        return self._scaled(index, q), k, v
+
+    def _own_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The parts of fused ``heads``."""
+        own, num_heads = self._layer_heads[index], self.config.num_qo_heads
+        fused = heads.view(len(heads), -1, own.head_dim)
+        if index >= self._num_stored:
+            return fused, None, None
+        if own.tied_values:
+            q, k = fused.split_with_sizes((num_heads, own.num_kv_heads), 1)
+            return q, k, k
+        q, k, v = fused.split_with_sizes((num_heads, own.num_kv_heads, own.num_kv_heads), 1)
         return q, k, v
+
+    def _norm_heads(self, heads: Tensor, norm: Norm) -> Tensor:
+        if not self.config.joint_qk_norm:
+            return norm_heads(heads, norm, self.config.norm_eps)
+        normed = norm_heads(heads.flatten(1), norm, self.config.norm_eps)
+        return normed.view(len(heads), -1, heads.shape[2])
+
+    def _scaled(self, index: int, q: Tensor) -> Tensor:
+        scale = self._query_scales[index]
+        return q if scale is None else q * scale

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from looseleaf.config import ModelConfig
-from looseleaf.models.layers import LayerWeights, Router, apply_gated
+from looseleaf.models.layers import ExpertBranch, LayerWeights, Router, apply_gated
 from looseleaf.models.linear import Projection, project
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import PackedMatrix
@@ -21,11 +21,21 @@ from looseleaf.ops.experts.mlp.native import can_sum, expert_mlp_native
 from looseleaf.ops.experts.route import Routes, route
 
 
-def apply_experts(normed: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
-    """The sum over each row's experts ``[rows, hidden_size]``, or summands with a leading dim."""
+def apply_experts(
+    normed: Tensor,
+    layer: LayerWeights | ExpertBranch,
+    config: ModelConfig,
+    routed: Tensor | None = None,
+) -> Tensor:
+    """The sum over each row's experts ``[rows, hidden_size]``, or summands with a leading dim.
+
+    ``routed`` is the input of the router, None for ``normed``."""
     assert layer.router is not None and config.experts is not None, "a layer of experts"
-    logits = _logits(normed, layer.router)
+    logits = _logits(normed if routed is None else routed, layer.router)
     routes = route(logits, config.experts, layer.router.selection_bias)
+    if isinstance(layer, ExpertBranch):
+        scales = layer.scales[routes.experts.long()]
+        routes = routes._replace(weights=routes.weights * scales)
     if not normed.is_cuda:
         packed = _packed(layer, config)
         if packed is not None:
@@ -48,7 +58,9 @@ def _activation(config: ModelConfig) -> Activation:
     return config.activation
 
 
-def _packed(layer: LayerWeights, config: ModelConfig) -> tuple[PackedMatrix, PackedMatrix] | None:
+def _packed(
+    layer: LayerWeights | ExpertBranch, config: ModelConfig
+) -> tuple[PackedMatrix, PackedMatrix] | None:
     """The matrices of all experts for the C kernel, None if it does not serve them."""
     assert config.experts is not None, "a layer of experts"
     (gate_up, bias), (down, down_bias) = layer.gate_up, layer.down
@@ -90,7 +102,7 @@ def _logits(normed: Tensor, router: Router) -> Tensor:
 
 
 def _sum_by_expert(
-    normed: Tensor, layer: LayerWeights, routes: Routes, config: ModelConfig
+    normed: Tensor, layer: LayerWeights | ExpertBranch, routes: Routes, config: ModelConfig
 ) -> Tensor:
     """One gated MLP for each expert that a row chose."""
     assert config.experts is not None, "a layer of experts"

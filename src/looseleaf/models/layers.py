@@ -73,6 +73,32 @@ class LatentWeights:
 
 
 @dataclass(frozen=True)
+class ExpertBranch:
+    """Experts beside the dense MLP of a layer (Gemma 4).
+
+    Both read the stream, each after a norm of its own, and each branch has a norm after it:
+    ``dense_norm`` and ``output_norm``. The router reads the stream over its root mean square.
+    ``scales`` (fp32) multiply the weights of chosen experts."""
+
+    router: Router
+    gate_up: Projection
+    down: Projection
+    input_norm: Norm
+    output_norm: Norm
+    dense_norm: Norm
+    scales: Tensor
+
+
+@dataclass(frozen=True)
+class LayerInputWeights:
+    """A layer's products of its further inputs: a gate of the stream, its projection and norm."""
+
+    gate: Projection
+    projection: Projection
+    norm: Norm
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer. ``qkv`` and ``gate_up`` are fused; without a gate the latter is the up projection.
     With a ``router``, ``gate_up`` and ``down`` have the matrices of all experts, one below the
@@ -82,7 +108,9 @@ class LayerWeights:
     also None if both read the same normed input. ``output_norm`` and ``down_norm`` follow attention
     and MLP; None means no norm there. ``q_norm`` and ``k_norm`` are ``[head_dim]`` or
     ``[heads * head_dim]``. ``sinks`` are fp32 logits ``[num_qo_heads]`` (`ScoreRule.sinks`). With
-    ``latent`` maps, ``qkv`` has the latents in place of heads.
+    ``latent`` maps, ``qkv`` has the latents in place of heads. ``qkv`` has no values if the keys'
+    projection gives them, and only queries in a layer that stores nothing. ``branch`` are experts
+    beside the MLP. ``scalar`` multiplies the stream after the layer.
     """
 
     input_norm: Norm | None
@@ -98,6 +126,19 @@ class LayerWeights:
     router: Router | None = None
     sinks: Tensor | None = None
     latent: LatentWeights | None = None
+    branch: ExpertBranch | None = None
+    inputs: LayerInputWeights | None = None
+    scalar: float = 1.0
+
+
+@dataclass(frozen=True)
+class InputWeights:
+    """The tables of all layers' further inputs: an embedding ``[vocab, layers * dim]``, and the
+    projection of a token's embedding with its norm over ``dim``."""
+
+    embedding: Tensor | QuantizedWeight
+    projection: Projection
+    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -111,6 +152,7 @@ class DecoderWeights:
     final_norm: Norm
     lm_head: Projection
     ranks: Ranks | None = None
+    inputs: InputWeights | None = None
 
 
 class Stream(NamedTuple):
@@ -253,6 +295,11 @@ def norm_heads(heads: Tensor, norm: Norm, eps: float) -> Tensor:
     return torch.rms_norm(heads.to(weight.dtype), weight.shape, weight, eps).to(heads.dtype)
 
 
+def norm_plain(values: Tensor, eps: float) -> Tensor:
+    """``values`` over the root mean square of their last dim."""
+    return torch.rms_norm(values.float(), values.shape[-1:], None, eps).to(values.dtype)
+
+
 def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Tensor:
     """The MLP's inner values ``[rows, intermediate_size]`` from its normed input."""
     fuses = config.gated_mlp and config.activation == "silu"
@@ -268,11 +315,16 @@ def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Ten
         return silu_mul(hidden)
     if config.activation == "swigluoai":
         return swigluoai(hidden, config.swiglu_alpha, config.swiglu_limit)
-    activate = _ACTIVATIONS[config.activation]
+    activate = activation_of(config)
     if not config.gated_mlp:
         return activate(hidden)
     gate, up = hidden.chunk(2, -1)
     return activate(gate).mul_(up)
+
+
+def activation_of(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    """The activation of the MLP."""
+    return _ACTIVATIONS[config.activation]
 
 
 def swigluoai(hidden: Tensor, alpha: float, limit: float) -> Tensor:

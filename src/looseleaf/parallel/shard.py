@@ -42,6 +42,7 @@ class Shard:
             "norm all heads jointly": config.joint_qk_norm,
             "have latent attention": config.latent is not None,
             "have experts": config.experts is not None,
+            "have heads of several sizes": bool(config.layer_heads),
         }
         for form, is_so in forms.items():
             if is_so:

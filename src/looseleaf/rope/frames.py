@@ -121,8 +121,11 @@ def rope_fingerprint(config: RopeConfig) -> bytes:
             config.long_factor if extended else config.short_factor,
             rope_frequencies(config).attention_factor,
         ),
+        "proportional": (config.factor, config.partial_rotary_factor),
     }
-    return hashlib.blake2b(repr((always, by_law[config.law])).encode(), digest_size=16).digest()
+    packed = (config.own_dim,) if config.own_dim else ()
+    values = (always, by_law[config.law], *packed)
+    return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
 
 
 def model_rope_fingerprint(config: ModelConfig) -> bytes:

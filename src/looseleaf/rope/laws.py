@@ -7,6 +7,7 @@ with.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,12 @@ def rope_frequencies(config: RopeConfig) -> Frequencies:
         raise UnsupportedModel(
             f"RoPE law {config.law!r} is not implemented; Looseleaf supports {known}"
         )
-    return law(config)
+    if not config.own_dim:
+        return law(config)
+    own = law(replace(config, head_dim=config.own_dim, rotary_dim=config.own_dim))
+    # unused pairs at the end have zeros in keys
+    repeated = own.inverse.repeat(-(-config.rotary_dim // config.own_dim))
+    return own._replace(inverse=repeated[: config.rotary_dim // 2])
 
 
 def frozen_length(config: RopeConfig) -> int:
@@ -155,6 +161,12 @@ def _longrope_attention_factor(config: RopeConfig) -> float:
     return math.sqrt(1 + math.log(config.factor) / math.log(original_length(config)))
 
 
+def _proportional(config: RopeConfig) -> Frequencies:
+    inverse = 1.0 / (config.factor * _periods(config, config.theta))
+    inverse[int(config.partial_rotary_factor * config.rotary_dim // 2) :] = 0.0
+    return Frequencies(inverse, 1.0)
+
+
 _LAWS: dict[str, Callable[[RopeConfig], Frequencies]] = {
     "none": _none,
     "default": _default,
@@ -163,4 +175,5 @@ _LAWS: dict[str, Callable[[RopeConfig], Frequencies]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

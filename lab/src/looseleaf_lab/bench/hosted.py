@@ -364,5 +364,5 @@ class _QueryAttend:
     attend: Attend
     queries: Tensor
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         return self.attend(layer, self.queries[layer].expand_as(q), k, v)

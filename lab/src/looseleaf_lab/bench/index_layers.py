@@ -119,7 +119,8 @@ class Capture:
         self.keys: dict[int, Float[Tensor, "tokens head_dim"]] = {}
         self.queries: dict[int, Float[Tensor, "queries head_dim"]] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        assert k is not None and v is not None, "every layer stores keys and values"
         positions = torch.arange(len(q))
         rotated_q, rotated_k = (rotate(x, positions, self.rotations[layer]) for x in (q, k))
         if layer in self.layers:

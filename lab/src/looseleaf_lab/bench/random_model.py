@@ -224,7 +224,7 @@ def random_weights(
         LayerWeights(
             input_norm=norm(),
             qkv=projection(features, hidden),
-            output=projection(hidden, model.output_dim),
+            output=projection(hidden, model.output_dim(layer)),
             mlp_norm=norm(),
             **mlp(layer),
             q_norm=head_norm,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from looseleaf.config import ModelConfig
 from looseleaf.llm.load import LoadedModel
 from looseleaf.models.experts import expert_of
-from looseleaf.models.layers import LatentWeights, LayerWeights, Norm
+from looseleaf.models.layers import ExpertBranch, LatentWeights, LayerWeights, Norm, Router
 from looseleaf.models.linear import Projection, look_up, unpack
 from looseleaf.ops.experts.route import route
 from looseleaf.prompt.request import DocumentPart, PromptParts
@@ -114,26 +114,36 @@ class Definition:
         ``keep`` collects each layer's q, k and v. With ``rows``, the pass computes only these
         tokens, and reads the keys and values of all other tokens from ``stored``."""
         ids = torch.tensor(tokens, device=self.device)
-        x = self._embed(ids if rows is None else ids[rows], dtype)
+        ids = ids if rows is None else ids[rows]
+        x = self._embed(ids, dtype)
+        inputs, of_layers = self._inputs(ids, x), HeadStates()
         for index, layer in enumerate(self.weights.layers):
             normed = x if layer.input_norm is None else self._norm(x, layer.input_norm)
-            q, k, v = self._heads(layer, normed)
+            own = self.shape.kv_layer(index) == index
+            q, k, v = self._heads(index, layer, normed)
+            if not own:
+                _, k, v = of_layers.layers[self.shape.kv_layer(index)]
             if keep is not None:
                 keep.layers[index] = q, k, v
-            if stored is not None and rows is not None:
+            if own and stored is not None and rows is not None:
                 _, old_k, old_v = stored.layers[index]
                 k, v = old_k.index_copy(0, rows, k), old_v.index_copy(0, rows, v)
+            of_layers.layers[index] = q, k, v
             attended = torch.empty_like(q)
             for span in visibility:
                 attended[span.rows] = self.state(
                     index, q[span.rows], k[span.keys], v[span.keys],
                     (span.row_positions, span.key_positions), shift,
                 ).out  # fmt: skip
-            attended = _project(self._values(layer, attended).flatten(1), layer.output)
+            attended = _project(self._values(index, layer, attended).flatten(1), layer.output)
             x = x + self._branch(attended, layer.output_norm)
             if not self.shape.parallel_residual:
                 normed = x if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-            x = x + self._branch(self._mlp(layer, normed), layer.down_norm)
+            x = x + self._branch(self._mlp(layer, normed, x), layer.down_norm)
+            if inputs is not None and layer.inputs is not None:
+                gate = _activate(_project(x, layer.inputs.gate), self.shape) * inputs[:, index]
+                x = x + self._norm(_project(gate, layer.inputs.projection), layer.inputs.norm)
+            x = x * layer.scalar
         return self._norm(x, self.weights.final_norm)
 
     @torch.inference_mode()
@@ -208,6 +218,18 @@ class Definition:
         )
         return look_up(self.weights.embedding, ids).to(dtype) * multiplier.item()
 
+    def _inputs(self, ids: Tensor, embedded: Tensor) -> Tensor | None:
+        """Each layer's further inputs ``[rows, layers, dim]``."""
+        weights, shape = self.weights.inputs, self.shape.layer_inputs
+        if weights is None or shape is None:
+            return None
+        size = (len(ids), self.shape.num_layers, shape.dim)
+        root = torch.tensor(shape.dim**0.5, dtype=self.weights.embedding.dtype).item()
+        own = look_up(weights.embedding, ids).to(embedded.dtype).view(size) * root
+        projected = _project(embedded, weights.projection) * self.shape.hidden_size**-0.5
+        both: Tensor = (self._norm(projected.view(size), weights.norm) + own) * 0.5**0.5
+        return both
+
     def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
         normed = x if norm is None else self._norm(x, norm)
         return normed * self.shape.residual_multiplier
@@ -238,21 +260,61 @@ class Definition:
             rotated = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
         return torch.cat([rotated.to(x.dtype), rest], -1)
 
-    def _heads(self, layer: LayerWeights, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = self.shape
+    def _heads(
+        self, index: int, layer: LayerWeights, normed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as pages store them; empty keys and values of a layer that
+        stores none."""
+        shape, own = self.shape, self.shape.heads_of(index)
         if layer.latent is not None:
             return self._latent_heads(layer.latent, _project(normed, layer.qkv))
-        counts = (shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads)
-        heads = _project(normed, layer.qkv).view(len(normed), sum(counts), shape.head_dim)
-        q, k, v = heads.split_with_sizes(counts, 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            flat = (x.flatten(1) if shape.joint_qk_norm else x for x in (q, k))
-            norms = layer.q_norm, layer.k_norm
-            q, k = (
-                self._norm(x, norm).view(len(normed), -1, shape.head_dim)
-                for x, norm in zip(flat, norms, strict=True)
-            )
-        return q, k, v
+        heads = _project(normed, layer.qkv).unflatten(1, (-1, own.head_dim))
+        q, k = heads.tensor_split([shape.num_qo_heads], 1)
+        v = k
+        if not own.tied_values:
+            k, v = k.chunk(2, 1) if k.shape[1] else (k, v)
+        q, k = (
+            x if norm is None else self._norm_heads(x, norm)
+            for x, norm in ((q, layer.q_norm), (k, layer.k_norm))
+        )
+        if shape.value_norm:
+            v = functional.rms_norm(v, (own.head_dim,), None, shape.norm_eps)
+        if (own.num_kv_heads, own.head_dim) == (shape.num_kv_heads, shape.head_dim):
+            return q, k, v
+        return (
+            self._in_stored(index, q, queries=True),
+            self._in_stored(index, k),
+            self._in_stored(index, v),
+        )
+
+    def _norm_heads(self, heads: Tensor, norm: Norm) -> Tensor:
+        if not self.shape.joint_qk_norm:
+            return self._norm(heads, norm)
+        return self._norm(heads.flatten(1), norm).view_as(heads)
+
+    def _halves(self, index: int, head: int, queries: bool) -> tuple[list[int], list[slice]]:
+        """The stored heads of a layer's head, and the dims of its halves in them."""
+        shape, own = self.shape, self.shape.heads_of(index)
+        fit = shape.head_dim // own.head_dim
+        fit = fit if own.num_kv_heads % fit == 0 else 1
+        kv_head = head * own.num_kv_heads // shape.num_qo_heads if queries else head
+        copies = shape.num_kv_heads // (own.num_kv_heads // fit)
+        first, half = kv_head // fit * copies, own.head_dim // 2
+        start = kv_head % fit * half
+        halves = [slice(at + start, at + start + half) for at in (0, shape.head_dim // 2)]
+        return [head] if queries else list(range(first, first + copies)), halves
+
+    def _in_stored(self, index: int, heads: Tensor, queries: bool = False) -> Tensor:
+        """A layer's heads in the dims of stored heads, zeros elsewhere."""
+        shape = self.shape
+        count = shape.num_qo_heads if queries else shape.num_kv_heads
+        wide = heads.new_zeros(len(heads), count, shape.head_dim)
+        for head in range(heads.shape[1]):
+            targets, halves = self._halves(index, head, queries)
+            for target in targets:
+                for dims, part in zip(halves, heads[:, head].chunk(2, -1), strict=True):
+                    wide[:, target, dims] = part
+        return wide
 
     def _latent_heads(self, weights: LatentWeights, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries in the space of stored keys; stored keys, which are the values as well."""
@@ -268,18 +330,37 @@ class Definition:
         k = torch.cat([rotated, _norm_latent(latent, weights.latent_norm)], -1)[:, None]
         return q, k, k
 
-    def _values(self, layer: LayerWeights, attended: Tensor) -> Tensor:
+    def _values(self, index: int, layer: LayerWeights, attended: Tensor) -> Tensor:
         """The heads' outputs; with latents, each head maps the latent that it attended to."""
+        if self.shape.layer_heads:
+            halves = (self._halves(index, n, True)[1] for n in range(self.shape.num_qo_heads))
+            own = [
+                torch.cat([attended[:, head, dims] for dims in of_head], -1)
+                for head, of_head in enumerate(halves)
+            ]
+            return torch.stack(own, 1)
         if layer.latent is None or self.shape.latent is None:
             return attended
         latents = attended[..., self.shape.latent.rope_dim :]
         return torch.einsum("rhl,hlv->rhv", latents, layer.latent.value_up.to(latents.dtype))
 
-    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        law, router = self.shape.experts, layer.router
-        if law is None or router is None:
-            return self._gated(normed, layer.gate_up, layer.down)
-        logits = normed.float() @ router.weight.float().T
+    def _mlp(self, layer: LayerWeights, normed: Tensor, x: Tensor) -> Tensor:
+        branch = layer.branch
+        if layer.router is not None:
+            return self._mixture(layer, layer.router, normed, normed)
+        dense = self._gated(normed, layer.gate_up, layer.down)
+        if branch is None:
+            return dense
+        routed = functional.rms_norm(x, x.shape[1:], None, self.shape.norm_eps)
+        mixed = self._mixture(branch, branch.router, self._norm(x, branch.input_norm), routed)
+        return self._norm(dense, branch.dense_norm) + self._norm(mixed, branch.output_norm)
+
+    def _mixture(
+        self, layer: LayerWeights | ExpertBranch, router: Router, normed: Tensor, routed: Tensor
+    ) -> Tensor:
+        law = self.shape.experts
+        assert law is not None, "a layer of experts"
+        logits = routed.float() @ router.weight.float().T
         if router.bias is not None:
             logits[:, : law.num_experts] += router.bias
         routes = route(logits, law, router.selection_bias, "reference")
@@ -288,6 +369,8 @@ class Definition:
             rows, slots = (routes.experts == expert).nonzero(as_tuple=True)
             own = (expert_of(p, expert, law.num_stored) for p in (layer.gate_up, layer.down))
             share = routes.weights[rows, slots, None].to(normed.dtype)
+            if isinstance(layer, ExpertBranch):
+                share = share * layer.scales[expert].to(normed.dtype)
             out.index_add_(0, rows, self._gated(normed[rows], *own) * share)
         return out
 

@@ -109,7 +109,10 @@ class HostedPass:
         model.forward(tokens, self)
         segment.filled = stop
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        assert k is not None and v is not None, (
+            "layers with windows, which may share KV, are refused"
+        )
         rotation, rule, dtype = self.rotations[layer], self.rules[layer], q.dtype
         if not self.context_done:
             at = torch.arange(len(q), device=q.device)

@@ -31,7 +31,7 @@ class EvictedKeys(Feature):
     def wrap(self, attend: Attend, rows: FeatureRows, last_rows: Seq[int] | None) -> Attend:
         seen = slice(rows.rows.start, rows.rows.stop)
 
-        def tapped(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def tapped(layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
             self.eviction.see(layer, q[seen], rows.ends_prompt)
             return attend(layer, q, k, v)
 

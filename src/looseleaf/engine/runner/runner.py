@@ -100,13 +100,14 @@ class Runner:
         pool = PagePool(
             num_pages=num_pages,
             page_size=config.cache.page_size,
-            num_layers=shape.num_layers,
+            num_layers=shape.num_stored_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             planes=shape.kv_planes,
             dtype=pool_dtype(model, config.cache),
             device=model.device,
         )
+        pool.share_layers([shape.kv_layer(layer) for layer in range(shape.num_layers)])
         attention = PagedAttention(
             pool=pool,
             rotations=layer_rotations(shape, max_model_len, model.device),
@@ -395,7 +396,7 @@ def _pool_pages(cache: CacheConfig, sequences: int, model: Decoder, max_model_le
     if cache.num_pages is not None:
         return cache.num_pages
     shape = model.config
-    per_token = shape.kv_planes * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    per_token = shape.kv_planes * shape.num_stored_layers * shape.num_kv_heads * shape.head_dim
     per_page = per_token * pool_dtype(model, cache).itemsize * cache.page_size
     if cache.memory_gib is not None:
         pages = int(cache.memory_gib * _GIB) // per_page

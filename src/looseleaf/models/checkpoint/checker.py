@@ -27,6 +27,11 @@ from looseleaf.parallel import Shard
 # buffers in old checkpoints that the decoder does not need
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$")
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
+# Transformers, too, ignores KV weights of layers that store no KV
+_OWN_KV = re.compile(r"model\.layers\.(\d{1,5})\.self_attn\.[kv]_(proj|norm)\.")
+_TOWERS = re.compile(
+    r"model\.(vision_tower|embed_vision|audio_tower|embed_audio|vision_embedder)\."
+)
 # families whose layers after the last predict further tokens, which the decoder does not use
 _PREDICTING = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 
@@ -112,6 +117,11 @@ class Checker:
         """A router's matrix in its final dtype and layout."""
         return weight
 
+    def scalar(self, name: str) -> float:
+        """The value of a tensor of one number, in the model's dtype."""
+        self.fused([name], [(1,)])
+        return 1.0
+
     def norm(self, name: str, size: int, config: ModelConfig) -> Norm:
         if config.norm_offset:
             # Transformers adds the offset in fp32 and rounds the norm's result only: bf16 would
@@ -163,6 +173,12 @@ class Checker:
             ignored |= {
                 n for n, match in layers.items() if match and int(match[1]) >= config.num_layers
             }
+        if config.layer_heads:
+            of_towers = {n for n in self._entries if _TOWERS.match(n)}
+            matches = {n: _OWN_KV.match(n) for n in self._entries}
+            first = config.num_stored_layers
+            shared = {n for n, match in matches.items() if match and int(match[1]) >= first}
+            ignored |= of_towers | shared
         if self._quantization is not None:
             ignored |= {n for n in self._entries if n.rpartition(".")[2] in UNUSED}
         unused = set(self._entries) - self._used - ignored

@@ -11,6 +11,7 @@ from looseleaf.models.checkpoint.header import TensorEntry
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _PREFIX, _HEAD_PREFIX = "model.", "lm_head."
+_TEXT_PREFIX = "model.language_model."
 
 
 def by_canonical_name(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -30,6 +31,9 @@ def by_canonical_name(folder: Path, entries: dict[str, TensorEntry]) -> dict[str
 
 
 def _canonical(name: str) -> str:
+    if name.startswith(_TEXT_PREFIX):
+        # the text model beside towers for images and audio
+        return _PREFIX + name.removeprefix(_TEXT_PREFIX)
     if name.startswith((_PREFIX * 2, _PREFIX + _HEAD_PREFIX)):
         return name.removeprefix(_PREFIX)
     return name if name.startswith((_PREFIX, _HEAD_PREFIX)) else _PREFIX + name

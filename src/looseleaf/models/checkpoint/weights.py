@@ -18,6 +18,11 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.errors import CorruptCheckpoint
+from looseleaf.models.checkpoint.branch_tensors import (
+    read_branch,
+    read_inputs,
+    read_layer_inputs,
+)
 from looseleaf.models.checkpoint.checker import Checker, rows_of
 from looseleaf.models.checkpoint.checkpoint import list_tensors
 from looseleaf.models.checkpoint.cuts import (
@@ -85,6 +90,8 @@ class _NormNames(NamedTuple):
 _NORM_NAMES = {
     "gemma2": _NormNames(mlp="pre_feedforward_layernorm"),
     "gemma3_text": _NormNames(mlp="pre_feedforward_layernorm"),
+    "gemma4_text": _NormNames(mlp="pre_feedforward_layernorm"),
+    "gemma4_unified_text": _NormNames(mlp="pre_feedforward_layernorm"),
     "glm4": _NormNames(output="post_self_attn_layernorm", down="post_mlp_layernorm"),
 }
 
@@ -126,9 +133,8 @@ def _assemble(reader: "Checker", config: ModelConfig, threads: int) -> DecoderWe
     with ThreadPoolExecutor(threads, "looseleaf-weights") as pool:
         layers_of = range(config.num_layers)
         layers = tuple(pool.map(lambda index: _layer(reader, config, index), layers_of))
-    return DecoderWeights(
-        embedding, layers, reader.norm(final, config.hidden_size, config), lm_head
-    )
+    norm, inputs = reader.norm(final, config.hidden_size, config), read_inputs(reader, config)
+    return DecoderWeights(embedding, layers, norm, lm_head, inputs=inputs)
 
 
 def _ends(reader: "Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWeight, Projection]:
@@ -154,12 +160,16 @@ def _ends(reader: "Checker", config: ModelConfig) -> tuple[Tensor | QuantizedWei
 def _layer(reader: "Checker", config: ModelConfig, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}."
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    hidden, inner, fused = config.hidden_size, config.intermediate_size, config.family == "phi3"
+    hidden, inner, fused = config.hidden_size, config.inner_size(index), config.family == "phi3"
     norms = _NORM_NAMES.get(config.family, _NormNames())
     latent = None if config.latent is None else read_latent(reader, config, attention)
-    q_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    heads, stores = config.heads_of(index), index < config.num_stored_layers
+    q_size, kv_size = config.num_qo_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     qkv_names = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
     qkv_sizes = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
+    if not stores or heads.tied_values:
+        count = 2 if stores else 1
+        qkv_names, qkv_sizes = qkv_names[:count], qkv_sizes[:count]
     if config.latent is not None:
         qkv_names, qkv_sizes = fused_tensors(config)
     up_names, up_sizes = ["gate_proj", "up_proj"], [inner, inner]
@@ -186,31 +196,38 @@ def _layer(reader: "Checker", config: ModelConfig, index: int) -> LayerWeights:
         return reader.norm(prefix + name, hidden, config) if exists else None
 
     def head_norm(name: str, size: int) -> Norm | None:
-        size = size if config.joint_qk_norm else config.head_dim
+        size = size if config.joint_qk_norm else heads.head_dim
         return reader.norm(attention + name, size, config) if config.qk_norm else None
 
     sinks = None
     if config.sinks:
-        heads: list[tuple[int, ...]] = [(config.num_qo_heads,)]
-        sinks = reader.fused([attention + "sinks"], heads, wide=True, cuts=cuts.sinks)
+        per_head: list[tuple[int, ...]] = [(config.num_qo_heads,)]
+        sinks = reader.fused([attention + "sinks"], per_head, wide=True, cuts=cuts.sinks)
     return LayerWeights(
         input_norm=norm(norms.input, config.pre_norms),
         qkv=reader.projection(
             [attention + n for n in qkv_names], qkv_sizes, hidden, config.qkv_bias, cuts.qkv
         ),
         output=reader.projection(
-            [attention + output_name], [hidden], config.output_dim, config.output_bias, cuts.output
+            [attention + output_name],
+            [hidden],
+            config.output_dim(index),
+            config.output_bias,
+            cuts.output,
         ),
         mlp_norm=norm(norms.mlp, config.pre_norms and not config.parallel_residual),
         gate_up=gate_up,
         down=down,
         router=router,
         q_norm=head_norm("q_norm", q_size),
-        k_norm=head_norm("k_norm", kv_size),
+        k_norm=head_norm("k_norm", kv_size) if stores else None,
         output_norm=norm(norms.output, config.post_norms),
         down_norm=norm(norms.down, config.post_norms),
         sinks=sinks,
         latent=latent,
+        branch=read_branch(reader, config, prefix),
+        inputs=read_layer_inputs(reader, config, prefix),
+        scalar=reader.scalar(prefix + "layer_scalar") if config.layer_scalars else 1.0,
     )
 
 
@@ -254,6 +271,9 @@ class _Reader(Checker):
         """``projection`` in its final layout; packing copies."""
         is_plain = isinstance(projection.weight, Tensor)
         return pack(projection) if self._packed and is_plain else projection
+
+    def scalar(self, name: str) -> float:
+        return float(self.fused([name], [(1,)]))
 
     def stored_bytes(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._read(name)

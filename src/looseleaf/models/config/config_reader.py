@@ -18,6 +18,7 @@ from looseleaf.models.checkpoint.checkpoint import list_tensors, refuse_other_fo
 from looseleaf.models.checkpoint.fields import Json, shown, switch
 from looseleaf.models.checkpoint.files import read_json
 from looseleaf.models.config.families import FAMILIES
+from looseleaf.models.config.gemma4 import GEMMA4
 from looseleaf.models.config.latent import LATENTS
 from looseleaf.models.config.mixtures import MIXTURES
 from looseleaf.models.config.quantization import read_quantization
@@ -47,7 +48,7 @@ def parse_config(raw: Json, source: str = "config.json") -> ModelConfig:
     ``torch_dtype`` is ``auto`` if the stored tensors decide it.
     """
     family = raw.get("model_type")
-    families = {**FAMILIES, **MIXTURES, **LATENTS}
+    families = {**FAMILIES, **MIXTURES, **LATENTS, **GEMMA4}
     build = families.get(str(family))
     if build is None:
         known = ", ".join(sorted(families))

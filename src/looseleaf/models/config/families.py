@@ -33,7 +33,7 @@ _GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddin
 _MAX_LAYERS, _MAX_HEAD_DIM = 10_000, 1 << 16
 
 
-def _shape(raw: Json) -> dict[str, Any]:
+def shape_fields(raw: Json) -> dict[str, Any]:
     """The fields that all families share."""
     num_qo_heads = whole(raw, "num_attention_heads")
     hidden_size = whole(raw, "hidden_size")
@@ -62,7 +62,7 @@ def _dtype(raw: Json) -> str:
     return _DTYPES.get(dtype, dtype)
 
 
-def _activation(raw: Json, default: str, key: str = "hidden_act") -> str:
+def activation(raw: Json, default: str, key: str = "hidden_act") -> str:
     name = text(raw, key, default)
     if name not in _ACTIVATIONS:
         known = ", ".join(sorted(_ACTIVATIONS))
@@ -122,12 +122,12 @@ def windows_of(kinds: Sequence[Any], window: int, num_layers: int) -> tuple[int,
 
 def gated(raw: Json, norm_eps: float = 1e-6) -> dict[str, Any]:
     """The fields of families with RMS norms and a gated MLP."""
-    shape = _shape(raw)
+    shape = shape_fields(raw)
     return {
         **shape,
         "rope": read_rope(raw, shape["head_dim"]),
         "norm_eps": number(raw, "rms_norm_eps", norm_eps),
-        "activation": _activation(raw, "silu"),
+        "activation": activation(raw, "silu"),
     }
 
 
@@ -206,13 +206,13 @@ def _phi(raw: Json) -> ModelConfig:
         raise UnsupportedModel(
             "Phi with qk_layernorm is not implemented; use a checkpoint without it"
         )
-    shape = _shape(raw)
+    shape = shape_fields(raw)
     return ModelConfig(
         **shape,
         rope=read_rope(raw, shape["head_dim"], default_fraction=0.5),
         norm_eps=number(raw, "layer_norm_eps", 1e-5),
         norm="layer",
-        activation=_activation(raw, "gelu_new"),  # type: ignore[arg-type]
+        activation=activation(raw, "gelu_new"),  # type: ignore[arg-type]
         gated_mlp=False,
         qkv_bias=True,
         output_bias=True,
@@ -236,14 +236,14 @@ def _gemma2(raw: Json) -> ModelConfig:
         kinds = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
     return ModelConfig(
         **{**common, **_gemma(raw, common, kinds)},
-        soft_cap=_cap(raw, "attn_logit_softcapping", 50.0),
-        final_soft_cap=_cap(raw, "final_logit_softcapping", 30.0),
+        soft_cap=soft_cap(raw, "attn_logit_softcapping", 50.0),
+        final_soft_cap=soft_cap(raw, "final_logit_softcapping", 30.0),
     )
 
 
 def _gemma3(raw: Json) -> ModelConfig:
     raw = {**_GEMMA_DEFAULTS, **raw}
-    shape = _shape(raw)
+    shape = shape_fields(raw)
     kinds = rows(raw, "layer_types")
     if raw.get("layer_types") is None:
         pattern = whole(raw, "sliding_window_pattern", 6)
@@ -259,7 +259,7 @@ def _gemma3(raw: Json) -> ModelConfig:
         layer_ropes=tuple(ropes[kind] for kind in kinds),
         qk_norm=True,
         # Transformers ignores attn_logit_softcapping here
-        final_soft_cap=_cap(raw, "final_logit_softcapping", None),
+        final_soft_cap=soft_cap(raw, "final_logit_softcapping", None),
     )
 
 
@@ -273,7 +273,7 @@ def _gemma(raw: Json, common: dict[str, Any], kinds: Sequence[Any]) -> dict[str,
     bias = switch(raw, "attention_bias")
     window = whole({"sliding_window": 4096, **raw}, "sliding_window", 0, least=0)
     return {
-        "activation": _activation(raw, "gelu_pytorch_tanh", "hidden_activation"),
+        "activation": activation(raw, "gelu_pytorch_tanh", "hidden_activation"),
         "qkv_bias": bias,
         "output_bias": bias,
         "post_norms": True,
@@ -355,7 +355,7 @@ def factor(raw: Json, name: str, default: float) -> float:
     return factor
 
 
-def _cap(raw: Json, name: str, default: float | None) -> float:
+def soft_cap(raw: Json, name: str, default: float | None) -> float:
     """The soft cap of scores; 0 is no cap, as null is in ``config.json``."""
     fields = {name: default, **raw}
     return 0.0 if fields[name] is None else factor(fields, name, 1.0)

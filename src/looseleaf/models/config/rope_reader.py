@@ -26,6 +26,7 @@ from looseleaf.rope import rope_frequencies
 _ROPE_FIELDS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "proportional": ("factor", "partial_rotary_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
         *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -61,7 +62,7 @@ _DEFAULT_MAX_POSITIONS = {
     },
     **{"glm": 131_072, "glm4": 131_072, "smollm3": 32_768, "gemma3_text": 131_072},
     **{"mixtral": 131_072, "qwen2_moe": 32_768, "qwen3_moe": 32_768, "olmoe": 4096},
-    "glm4_moe": 131_072,
+    **{"glm4_moe": 131_072, "gemma4_text": 131_072, "gemma4_unified_text": 262_144},
 }
 
 
@@ -91,7 +92,7 @@ def read_query_scaling(raw: Json) -> QueryScaling | None:
 
 
 def ropes_by_kind(raw: Json, head_dim: int) -> dict[str, RopeConfig]:
-    """Gemma 3's RoPE settings of full and sliding layers, from ``rope_parameters`` by kind.
+    """The RoPE settings of Gemma's full and sliding layers, from ``rope_parameters`` by kind.
 
     Older files have ``rope_theta`` and ``rope_scaling`` for full layers and
     ``rope_local_base_freq`` for sliding layers."""
@@ -123,6 +124,9 @@ def _rope_of(raw: Json, scaling: Json, head_dim: int, default_fraction: float) -
         raise UnsupportedModel(f"RoPE law {shown(law)} is not implemented; Looseleaf knows {known}")
     fallback = number(raw, "partial_rotary_factor", default_fraction, most=1.0)
     fraction = number(scaling, "partial_rotary_factor", fallback, most=1.0)
+    if law == "proportional":
+        # the law rotates all dims, most of them by angles of 0
+        fraction = 1.0
     if fraction != 1.0 and raw["model_type"] not in _PARTIAL:
         raise UnsupportedModel(
             f"partial_rotary_factor {fraction} is not implemented for {raw['model_type']}, of "

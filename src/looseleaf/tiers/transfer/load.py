@@ -98,8 +98,10 @@ class Load:
 
     def sent_by(self, layer: int) -> torch.cuda.Event | None:
         """Waits until ``layer`` is delivered; returns its arrival event, None if it has arrived.
+        Layers after the last stored one share the KV of earlier layers.
 
         Raises LoadFailed, and LoadPostponed if the engine has other work."""
+        layer = min(layer, self.record.num_layers - 1)
         if self._transfer is not None:
             self._await_transfer(*self._transfer, layer)
         with self._changed:

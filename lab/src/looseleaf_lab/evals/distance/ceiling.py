@@ -111,7 +111,8 @@ class _Pass:
             start += len(part.tokens)
         return cls(config, positions, visible, in_document, total - len(parts[-1].tokens))
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        assert k is not None and v is not None, "every layer stores keys and values"
         self.kept[layer] = k.float().cpu(), v.float().cpu()
         device, group = q.device, q.shape[1] // k.shape[1]
         rope = self.config.rope_of(layer)
