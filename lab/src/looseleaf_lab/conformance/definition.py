@@ -254,9 +254,7 @@ class Definition:
             )
         return q, k, v
 
-    def _latent_heads(
-        self, weights: LatentWeights, fused: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _latent_heads(self, weights: LatentWeights, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries in the space of stored keys; stored keys, which are the values as well."""
         config = self.shape.latent
         assert config is not None, "a layer with latents has their sizes"

@@ -29,7 +29,7 @@ def test_one_request_takes_what_its_steps_take():
     run.run([request])
     # one step of 120 new tokens, then two of one row
     assert run.first_tokens == [pytest.approx(0.01 + 120 * 1e-4 + 0.002)]
-    assert run.now == pytest.approx(0.01 + 120 * 1e-4 + 2 * 0.01)
+    assert run.now == pytest.approx(0.002 + 0.01 + 120 * 1e-4 + 2 * 0.01)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -2,60 +2,137 @@
 
 import asyncio
 import re
+import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx
 
+from looseleaf_lab.bench.checkpoints import write_random_checkpoint
 from looseleaf_lab.bench.endpoint.workload import words
-from looseleaf_lab.bench.fleet.real import MODEL, Texts, behind, calibrate, figures, replay
-from looseleaf_lab.bench.fleet.requests import ZipfConfig, zipf_requests
-from looseleaf_lab.bench.fleet.servers import direct, fleet_of
+from looseleaf_lab.bench.fleet.calibrate import costs_of
+from looseleaf_lab.bench.fleet.real import Texts, Timed, behind, figures, in_turn, replay
+from looseleaf_lab.bench.fleet.requests import FleetRequest, ZipfConfig, zipf_requests
+from looseleaf_lab.bench.fleet.servers import RealFleet, fleet_of, ray_fleet, wait_until_ready
 from looseleaf_lab.bench.fleet.simulate import FleetConfig, simulate
 from looseleaf_lab.bench.results import Row
 
 PAGE = 16
-_SPARE_PAGES = 64
-"""Pages for running requests beside the documents."""
+_PAGES_PER_CLIENT = 3
+"""Pages of a running request beside its documents."""
+
+_QUESTIONS = 4
+"""Questions about a document whose answers are compared after the kills."""
+
+ARMS = ("documents", "round robin", "one engine", "ray serve", "kills")
+"""By documents, in turn, at one engine with the room of all, by documents under Ray Serve, and by
+documents while replicas and the proxy are killed."""
 
 
-ARMS = ("documents", "round robin", "one engine")
-"""By documents, in turn, and at one engine with the room of all."""
+@dataclass(frozen=True)
+class RealConfig:
+    """``room`` is in documents per replica, ``shape`` that of a random checkpoint; None is the
+    reference model. ``clients`` send one request after another; None keeps the arrivals."""
+
+    room: int
+    replicas: int = 3
+    arms: Sequence[str] = ARMS[:3]
+    shape: str | None = None
+    clients: int | None = None
 
 
-def compare(
-    traffic: ZipfConfig, room: int, replicas: int = 3, arms: Sequence[str] = ARMS
-) -> Iterator[Row]:
-    """Rows of real runs and of simulations for each of ``arms``.
-
-    ``room`` is in documents per replica. Each arm has fresh servers."""
+def compare(traffic: ZipfConfig, config: RealConfig) -> Iterator[Row]:
+    """Rows of real runs and of simulations for each arm, which has fresh servers."""
     requests = zipf_requests(traffic)
+    with tempfile.TemporaryDirectory() as folder:
+        model = None if config.shape is None else Path(folder)
+        if config.shape is not None:
+            write_random_checkpoint(config.shape, Path(folder))
+        for arm in config.arms:
+            yield from _arm(arm, requests, traffic, config, model)
+
+
+def _arm(
+    arm: str,
+    requests: Sequence[FleetRequest],
+    traffic: ZipfConfig,
+    config: RealConfig,
+    model: Path | None,
+) -> Iterator[Row]:
+    number, share = (1, config.replicas) if arm == "one engine" else (config.replicas, 1)
     pages = -(-traffic.document_tokens // PAGE) + 1
-    for policy in arms:
-        number, share = (1, replicas) if policy == "one engine" else (replicas, 1)
-        with fleet_of(number, room * share * pages + _SPARE_PAGES) as (proxy, servers):
-            texts = Texts(_words_per_token(servers[0]))
-            costs = asyncio.run(calibrate(proxy, servers[0], texts, requests[0]))
-            before = _sent(proxy)
-            urls = direct(servers) if policy == "round robin" else behind(proxy)
-            times = asyncio.run(replay(requests, urls, texts))
-            loads = [n - before.get(url, 0) for url, n in _sent(proxy).items()]
-            if policy == "round robin":
-                loads = [1] * number
-            yield figures(policy, replicas, times, loads)
-            tokens = round(sum(t.tokens for t in times) / max(1, len(times)))
-        measured = replace(traffic, document_tokens=max(1, tokens // traffic.per_request))
-        config = FleetConfig(replicas=number, room=room * share * measured.document_tokens)
-        simulated = "documents" if policy == "one engine" else policy
-        row = simulate(zipf_requests(measured), config, costs, policy=simulated)
-        yield {**row, "policy": f"{policy}, simulated", "replicas": replicas}
+    room = config.room * share * pages + _PAGES_PER_CLIENT * (config.clients or 16)
+    start = ray_fleet if arm == "ray serve" else fleet_of
+    with start(number, room, model) as fleet:
+        texts = _texts(fleet.url, _QUESTIONS if arm == "kills" else None)
+        if arm == "kills":
+            times, wrong = _with_kills(requests, fleet, texts, config.clients)
+            yield figures(arm, number, times, [1] * number, wrong)
+            return
+        urls = behind(fleet.url)
+        if arm == "round robin":
+            urls = in_turn([server.url for server in fleet.servers])
+        before = _sent(fleet.url)
+        times = asyncio.run(replay(dict(enumerate(requests)), urls, texts, config.clients))
+        loads = [n - before.get(url, 0) for url, n in _sent(fleet.url).items()]
+        yield figures(arm, number, times, [1] if arm == "round robin" else loads)
+    yield from _simulations(arm, number, share, times, traffic, config)
 
 
-def _words_per_token(url: str) -> float:
+def _simulations(
+    arm: str,
+    number: int,
+    share: int,
+    times: Sequence[Timed],
+    traffic: ZipfConfig,
+    config: RealConfig,
+) -> Iterator[Row]:
+    """The simulation of an arm, with the costs of the fifth that fills the pools."""
+    tokens = round(sum(t.tokens for t in times) / len(times) / traffic.per_request)
+    text = round(sum(t.text_tokens for t in times) / len(times))
+    measured = replace(traffic, document_tokens=max(1, tokens), text_tokens=max(1, text))
+    fleet = FleetConfig(
+        replicas=number,
+        room=config.room * share * measured.document_tokens,
+        policy="round robin" if arm == "round robin" else "documents",
+        clients=config.clients,
+    )
+    costs = costs_of(times[: len(times) // 5], traffic.output_tokens)
+    row = simulate(zipf_requests(measured), fleet, costs)
+    yield {**row, "policy": f"{arm}, simulated", "replicas": number}
+
+
+def _texts(url: str, questions: int | None) -> Texts:
+    model = str(httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"])
     text = words("length", 400)
-    answer = httpx.post(f"{url}/tokenize", json={"model": MODEL, "prompt": text}, timeout=30)
-    return 400 / float(answer.json()["count"])
+    answer = httpx.post(f"{url}/tokenize", json={"model": model, "prompt": text}, timeout=30)
+    return Texts(model, 400 / float(answer.json()["count"]), questions)
+
+
+def _with_kills(
+    requests: Sequence[FleetRequest], fleet: RealFleet, texts: Texts, clients: int | None
+) -> tuple[list[Timed], int]:
+    """The times while each replica and twice the proxy are killed, and the number of wrong answers.
+
+    An answer is wrong if a quiet server of the same fleet gives another one."""
+    proxy, servers = fleet.proxy, fleet.servers
+    assert proxy is not None
+
+    victims = [servers[0], servers[1], proxy, servers[2], proxy]
+    part = len(requests) // (len(victims) + 1)
+    interrupts = {part * place: victim.restart for place, victim in enumerate(victims, 1)}
+    numbered = dict(enumerate(requests))
+    times = asyncio.run(replay(numbered, behind(fleet.url), texts, clients, interrupts))
+    wait_until_ready(fleet.url, len(servers))
+    keys = [(r.documents, texts.question(n)) for n, r in enumerate(requests)]
+    distinct = {key: number for number, key in enumerate(keys)}
+    again = {number: requests[number] for number in distinct.values()}
+    quiet = asyncio.run(replay(again, in_turn([servers[0].url]), texts, 1))
+    answers = dict(zip(distinct, (t.answer for t in quiet), strict=True))
+    wrong = sum(entry.answer != answers[key] for entry, key in zip(times, keys, strict=True))
+    return times, wrong
 
 
 def _sent(proxy: str) -> dict[str, int]:

@@ -19,6 +19,7 @@ class Running:
     awaits: set[int]
     ready_at: float
     output_left: int
+    begin: float
     first_token: float | None = None
 
 
@@ -40,8 +41,11 @@ class Replica:
     computed_tokens: int = 0
     loaded_tokens: int = 0
 
-    def admit(self, request: FleetRequest, now: float, tier: set[int] | None) -> Running:
-        """Begin a request: find its documents in the pool, in the ``tier``, or compute them."""
+    def admit(
+        self, request: FleetRequest, begin: float, now: float, tier: set[int] | None
+    ) -> Running:
+        """Admit a request that began at ``begin``: its documents are in the pool, in the ``tier``,
+        or new."""
         owned, awaits, pending, ready = list[int](), set[int](), request.text_tokens, now
         for document, tokens in request.documents:
             self.document_tokens += tokens
@@ -58,7 +62,7 @@ class Replica:
                 self.computing.add(document)
                 pending += tokens
                 self.computed_tokens += tokens
-        running = Running(request, pending, owned, awaits, ready, request.output_tokens)
+        running = Running(request, pending, owned, awaits, ready, request.output_tokens, begin)
         self.requests += 1
         self.waiting.append(running)
         return running
@@ -78,7 +82,7 @@ class Replica:
         if not chunks and not rows:
             return None
         new = sum(tokens for _, tokens in chunks)
-        return self.costs.step_seconds(new, rows + len(chunks), busy), chunks
+        return self.costs.step_seconds(new, len(chunks), rows + len(chunks), busy), chunks
 
     def end_step(
         self, now: float, chunks: list[tuple[Running, int]], tier: set[int] | None
