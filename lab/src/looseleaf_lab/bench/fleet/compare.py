@@ -1,6 +1,7 @@
 """Real servers beside the simulation: the same requests, with costs measured in the same run."""
 
 import asyncio
+import math
 import re
 import tempfile
 import urllib.request
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from looseleaf.router import LoadLimits
 from looseleaf_lab.bench.checkpoints import write_random_checkpoint
 from looseleaf_lab.bench.endpoint.workload import words
 from looseleaf_lab.bench.fleet.calibrate import costs_of
@@ -63,7 +65,8 @@ def _arm(
 ) -> Iterator[Row]:
     number, share = (1, config.replicas) if arm == "one engine" else (config.replicas, 1)
     pages = -(-traffic.document_tokens // PAGE) + 1
-    room = config.room * share * pages + _PAGES_PER_CLIENT * (config.clients or 16)
+    running = math.ceil(LoadLimits().factor * (config.clients or 16) / number)
+    room = config.room * share * pages + _PAGES_PER_CLIENT * running
     start = ray_fleet if arm == "ray serve" else fleet_of
     with start(number, room, model) as fleet:
         texts = _texts(fleet.url, _QUESTIONS if arm == "kills" else None)

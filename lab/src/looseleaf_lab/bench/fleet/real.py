@@ -132,7 +132,8 @@ async def _attempt(
                     answer += content
     except aiohttp.ClientConnectorError as error:
         raise _Refused from error
-    except (aiohttp.ClientError, ConnectionError) as error:
+    except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError) as error:
+        # a stream may end within a line
         raise _Lost from error
     if not report:
         raise _Lost
