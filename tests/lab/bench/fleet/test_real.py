@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from looseleaf.errors import LooseleafError
-from looseleaf_lab.bench.fleet.calibrate import costs_of
+from looseleaf_lab.bench.fleet.calibrate import Totals, idle_costs, loaded_costs
 from looseleaf_lab.bench.fleet.real import Texts, Timed, behind, figures, replay
 from looseleaf_lab.bench.fleet.requests import FleetRequest
 
@@ -83,12 +83,16 @@ def timed(computed, prompt, queued=0.5):
     )
 
 
-def test_costs_are_those_of_the_requests():
+def test_costs_have_the_ratios_of_an_idle_server_and_the_size_of_loaded_steps():
     times = [timed(0, 20), timed(0, 20, 0.1), timed(100, 20), timed(100, 20)]
-    costs = costs_of(times, output_tokens=2)
-    assert costs.step_seconds(20, 1, 1, 1) == pytest.approx(0.002 + 20e-4)
-    assert costs.step_seconds(120, 1, 1, 1) == pytest.approx(0.002 + 120e-4)
-    assert costs.step_seconds(0, 0, 1, 1) == pytest.approx(0.002)
+    idle = idle_costs(times, output_tokens=2)
+    assert idle.step_seconds(20, 1, 1, 1) == pytest.approx(0.002 + 20e-4)
+    assert idle.step_seconds(120, 1, 1, 1) == pytest.approx(0.002 + 120e-4)
+    assert idle.step_seconds(0, 0, 1, 1) == pytest.approx(0.002)
+    # eight steps of 2 ms and of 280 prompt tokens, twice as long under load
+    seconds = 2 * (8 * 0.002 + 280 * 1e-4)
+    costs = loaded_costs(idle, times, Totals(1, 1.0, 1, 1), Totals(9, 1 + seconds, 281, 9))
+    assert costs.step_seconds(20, 1, 1, 1) == pytest.approx(2 * (0.002 + 20e-4), rel=0.01)
     assert (costs.overhead, costs.closing) == (pytest.approx(0.007), pytest.approx(0.005))
-    with pytest.raises(LooseleafError, match="raise --requests"):
-        costs_of(times[:2], output_tokens=2)
+    with pytest.raises(LooseleafError, match="cached and computed"):
+        idle_costs(times[:2], output_tokens=2)

@@ -5,7 +5,7 @@ import math
 import re
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import httpx
 from looseleaf.router import LoadLimits
 from looseleaf_lab.bench.checkpoints import write_random_checkpoint
 from looseleaf_lab.bench.endpoint.workload import words
-from looseleaf_lab.bench.fleet.calibrate import costs_of
+from looseleaf_lab.bench.fleet.calibrate import Totals, idle_costs, loaded_costs, read_totals
+from looseleaf_lab.bench.fleet.costs import Costs
 from looseleaf_lab.bench.fleet.real import Texts, Timed, behind, figures, in_turn, replay
 from looseleaf_lab.bench.fleet.requests import FleetRequest, ZipfConfig, zipf_requests
 from looseleaf_lab.bench.fleet.servers import RealFleet, fleet_of, ray_fleet, wait_until_ready
@@ -27,6 +28,10 @@ _PAGES_PER_CLIENT = 3
 
 _QUESTIONS = 4
 """Questions about a document whose answers are compared after the kills."""
+
+_SAMPLES = 12
+_UNUSED = 10**6
+"""Numbers of documents and questions that no traffic has."""
 
 ARMS = ("documents", "round robin", "one engine", "ray serve", "kills")
 """By documents, in turn, at one engine with the room of all, by documents under Ray Serve, and by
@@ -77,34 +82,77 @@ def _arm(
         urls = behind(fleet.url)
         if arm == "round robin":
             urls = in_turn([server.url for server in fleet.servers])
+        run = _measured(requests, fleet, urls, texts, config.clients)
+        yield figures(arm, number, run.times, [1] if arm == "round robin" else run.loads)
+    if run.costs is not None:
+        fleet_config = FleetConfig(
+            replicas=number,
+            room=config.room * share * run.document_tokens(traffic.per_request),
+            policy="round robin" if arm == "round robin" else "documents",
+            clients=config.clients,
+        )
+        measured = replace(
+            traffic,
+            document_tokens=run.document_tokens(traffic.per_request),
+            text_tokens=run.text_tokens(),
+        )
+        row = simulate(zipf_requests(measured), fleet_config, run.costs)
+        yield {**row, "policy": f"{arm}, simulated", "replicas": number}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Times of a real run, requests by replica, and the costs of its first fifth."""
+
+    times: Sequence[Timed]
+    loads: Sequence[int]
+    costs: Costs | None
+
+    def document_tokens(self, per_request: int) -> int:
+        """The mean tokens of a document."""
+        return max(1, round(sum(t.tokens for t in self.times) / len(self.times) / per_request))
+
+    def text_tokens(self) -> int:
+        """The mean computed tokens of a request's text."""
+        return max(1, round(sum(t.text_tokens for t in self.times) / len(self.times)))
+
+
+def _measured(
+    requests: Sequence[FleetRequest],
+    fleet: RealFleet,
+    urls: Iterator[str],
+    texts: Texts,
+    clients: int | None,
+) -> _Run:
+    """Replay ``requests``. The servers' counters are those of looseleaf's own processes only."""
+    servers, numbered = [server.url for server in fleet.servers], dict(enumerate(requests))
+    if not servers:
         before = _sent(fleet.url)
-        times = asyncio.run(replay(dict(enumerate(requests)), urls, texts, config.clients))
-        loads = [n - before.get(url, 0) for url, n in _sent(fleet.url).items()]
-        yield figures(arm, number, times, [1] if arm == "round robin" else loads)
-    yield from _simulations(arm, number, share, times, traffic, config)
+        times = asyncio.run(replay(numbered, urls, texts, clients))
+        return _Run(times, _difference(before, _sent(fleet.url)), None)
+    idle = _idle_costs(servers[0], texts, requests[0])
+    fifth, ends = max(1, len(requests) // 5), list[Totals]()
+    begin, before = read_totals(servers), _sent(fleet.url)
+    interrupts = {fifth: lambda: ends.append(read_totals(servers))}
+    times = asyncio.run(replay(numbered, urls, texts, clients, interrupts))
+    costs = loaded_costs(idle, times[:fifth], begin, ends[0])
+    return _Run(times, _difference(before, _sent(fleet.url)), costs)
 
 
-def _simulations(
-    arm: str,
-    number: int,
-    share: int,
-    times: Sequence[Timed],
-    traffic: ZipfConfig,
-    config: RealConfig,
-) -> Iterator[Row]:
-    """The simulation of an arm, with the costs of the fifth that fills the pools."""
-    tokens = round(sum(t.tokens for t in times) / len(times) / traffic.per_request)
-    text = round(sum(t.text_tokens for t in times) / len(times))
-    measured = replace(traffic, document_tokens=max(1, tokens), text_tokens=max(1, text))
-    fleet = FleetConfig(
-        replicas=number,
-        room=config.room * share * measured.document_tokens,
-        policy="round robin" if arm == "round robin" else "documents",
-        clients=config.clients,
-    )
-    costs = costs_of(times[: len(times) // 5], traffic.output_tokens)
-    row = simulate(zipf_requests(measured), fleet, costs)
-    yield {**row, "policy": f"{arm}, simulated", "replicas": number}
+def _idle_costs(server: str, texts: Texts, request: FleetRequest) -> Costs:
+    """The costs of requests one at a time: the first ones load code, the last ones are cached."""
+    tokens = request.documents[0][1]
+    numbers = [*range(2 * _SAMPLES), *range(_SAMPLES, 2 * _SAMPLES)]
+    numbered = {
+        _UNUSED + place: replace(request, documents=((_UNUSED + number, tokens),))
+        for place, number in enumerate(numbers)
+    }
+    times = asyncio.run(replay(numbered, in_turn([server]), texts, 1))
+    return idle_costs(times[_SAMPLES:], request.output_tokens)
+
+
+def _difference(before: Mapping[str, int], after: Mapping[str, int]) -> list[int]:
+    return [number - before.get(name, 0) for name, number in after.items()]
 
 
 def _texts(url: str, questions: int | None) -> Texts:

@@ -9,13 +9,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from looseleaf.errors import InvalidOption, LooseleafError
 
-_START_SECONDS = 120.0
+_START_SECONDS = 600.0
 
 
 class Command:
@@ -88,7 +89,9 @@ def fleet_of(number: int, num_pages: int, model: Path | None = None) -> Iterator
 
         options = ["serve"] if model is None else ["serve", str(model)]
         options += ["--api-processes", "0", "--num-pages", str(num_pages), "--dtype", "float32"]
-        servers = [start(*options) for _ in range(number)]
+        # a start is mostly imports, which take a core each
+        with ThreadPoolExecutor(number) as pool:
+            servers = [*pool.map(lambda _: start(*options), range(number))]
         proxy = start("route", *(server.url for server in servers))
         wait_until_ready(proxy.url, number)
         yield RealFleet(proxy.url, proxy, servers)
