@@ -16,18 +16,16 @@ from looseleaf_lab.bench.checkpoints import write_random_checkpoint
 from looseleaf_lab.bench.endpoint.workload import words
 from looseleaf_lab.bench.fleet.calibrate import Totals, idle_costs, loaded_costs, read_totals
 from looseleaf_lab.bench.fleet.costs import Costs
+from looseleaf_lab.bench.fleet.kills import QUESTIONS, with_kills
 from looseleaf_lab.bench.fleet.real import Texts, Timed, behind, figures, in_turn, replay
 from looseleaf_lab.bench.fleet.requests import FleetRequest, ZipfConfig, zipf_requests
-from looseleaf_lab.bench.fleet.servers import RealFleet, fleet_of, ray_fleet, wait_until_ready
+from looseleaf_lab.bench.fleet.servers import RealFleet, fleet_of, ray_fleet
 from looseleaf_lab.bench.fleet.simulate import FleetConfig, simulate
 from looseleaf_lab.bench.results import Row
 
 PAGE = 16
 _PAGES_PER_CLIENT = 3
 """Pages of a running request beside its documents."""
-
-_QUESTIONS = 4
-"""Questions about a document whose answers are compared after the kills."""
 
 _SAMPLES = 12
 _UNUSED = 10**6
@@ -74,10 +72,11 @@ def _arm(
     room = config.room * share * pages + _PAGES_PER_CLIENT * running
     start = ray_fleet if arm == "ray serve" else fleet_of
     with start(number, room, model) as fleet:
-        texts = _texts(fleet.url, _QUESTIONS if arm == "kills" else None)
+        texts = _texts(fleet.url, QUESTIONS if arm == "kills" else None)
         if arm == "kills":
-            times, wrong = _with_kills(requests, fleet, texts, config.clients)
-            yield figures(arm, number, times, [1] * number, wrong)
+            times, wrong = with_kills(requests, fleet, texts, config.clients)
+            # restarts reset the counts of requests by replica
+            yield figures(arm, number, times, [0], wrong)
             return
         urls = behind(fleet.url)
         if arm == "round robin":
@@ -160,30 +159,6 @@ def _texts(url: str, questions: int | None) -> Texts:
     text = words("length", 400)
     answer = httpx.post(f"{url}/tokenize", json={"model": model, "prompt": text}, timeout=30)
     return Texts(model, 400 / float(answer.json()["count"]), questions)
-
-
-def _with_kills(
-    requests: Sequence[FleetRequest], fleet: RealFleet, texts: Texts, clients: int | None
-) -> tuple[list[Timed], int]:
-    """The times while each replica and twice the proxy are killed, and the number of wrong answers.
-
-    An answer is wrong if a quiet server of the same fleet gives another one."""
-    proxy, servers = fleet.proxy, fleet.servers
-    assert proxy is not None
-
-    victims = [servers[0], servers[1], proxy, servers[2], proxy]
-    part = len(requests) // (len(victims) + 1)
-    interrupts = {part * place: victim.restart for place, victim in enumerate(victims, 1)}
-    numbered = dict(enumerate(requests))
-    times = asyncio.run(replay(numbered, behind(fleet.url), texts, clients, interrupts))
-    wait_until_ready(fleet.url, len(servers))
-    keys = [(r.documents, texts.question(n)) for n, r in enumerate(requests)]
-    distinct = {key: number for number, key in enumerate(keys)}
-    again = {number: requests[number] for number in distinct.values()}
-    quiet = asyncio.run(replay(again, in_turn([servers[0].url]), texts, 1))
-    answers = dict(zip(distinct, (t.answer for t in quiet), strict=True))
-    wrong = sum(entry.answer != answers[key] for entry, key in zip(times, keys, strict=True))
-    return times, wrong
 
 
 def _sent(proxy: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from looseleaf_lab.bench.endpoint.workload import words
 from looseleaf_lab.bench.fleet.requests import FleetRequest
 from looseleaf_lab.bench.results import Row
 
-_GIVE_UP_SECONDS = 300.0
+_GIVE_UP_SECONDS = 600.0
 _PAUSE_SECONDS = 0.2
 _BUSY = (429, 503)
 
