@@ -80,14 +80,15 @@ def loaded_costs(idle: Costs, times: Sequence[Timed], begin: Totals, end: Totals
         + len(times) * idle.prompt
     )
     scale = (end.seconds - begin.seconds) / predicted
+    overhead = max(0.0, _median(times, lambda t: t.total - t.engine_total))
     return replace(
         idle,
         step=idle.step * scale,
         prefill=idle.prefill * scale,
         row=idle.row * scale,
         prompt=idle.prompt * scale,
-        overhead=max(0.0, _median(times, lambda t: t.first_token - t.engine_first)),
-        closing=max(0.0, _median(times, lambda t: t.total - t.first_token - _after_first(t))),
+        overhead=overhead,
+        first_delay=_median(times, lambda t: t.first_token - t.engine_first) - overhead,
     )
 
 
@@ -98,7 +99,3 @@ def _median(entries: Sequence[Timed], value: Callable[[Timed], float]) -> float:
 def _service(entry: Timed) -> float:
     """Seconds from admission to the first token."""
     return entry.engine_first - entry.queued
-
-
-def _after_first(entry: Timed) -> float:
-    return entry.engine_total - entry.engine_first

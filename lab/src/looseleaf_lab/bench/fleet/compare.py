@@ -18,12 +18,12 @@ from looseleaf_lab.bench.fleet.calibrate import Totals, idle_costs, loaded_costs
 from looseleaf_lab.bench.fleet.costs import Costs
 from looseleaf_lab.bench.fleet.kills import QUESTIONS, with_kills
 from looseleaf_lab.bench.fleet.real import Texts, Timed, behind, figures, in_turn, replay
+from looseleaf_lab.bench.fleet.replica import PAGE
 from looseleaf_lab.bench.fleet.requests import FleetRequest, ZipfConfig, zipf_requests
 from looseleaf_lab.bench.fleet.servers import RealFleet, fleet_of, ray_fleet
 from looseleaf_lab.bench.fleet.simulate import FleetConfig, simulate
 from looseleaf_lab.bench.results import Row
 
-PAGE = 16
 _PAGES_PER_CLIENT = 3
 """Pages of a running request beside its documents."""
 
@@ -86,7 +86,7 @@ def _arm(
     if run.costs is not None:
         fleet_config = FleetConfig(
             replicas=number,
-            room=config.room * share * run.document_tokens(traffic.per_request),
+            room=config.room * share * pages * PAGE,
             policy="round robin" if arm == "round robin" else "documents",
             clients=config.clients,
         )

@@ -9,16 +9,17 @@ class Costs:
 
     A step takes ``step`` seconds, and more per new token (``prefill``), per prompt with new tokens
     (``prompt``) and per decoded row (``row``). A load takes ``load_latency`` and its bytes at
-    ``load_bandwidth``. A request spends ``overhead`` before it reaches the engine, and its client
-    ``closing`` between the last token and its next request. With ``cores``, all that is busy
-    shares that many processors; None gives each its own. ``hourly`` is a replica's price."""
+    ``load_bandwidth``. A request spends ``overhead`` outside of the engine, as if before its
+    admission. Its first token arrives ``first_delay`` later than that says, earlier if negative,
+    since parts of the overhead follow the token or overlap with steps. With ``cores``, all that is
+    busy shares that many processors; None gives each its own. ``hourly`` is a replica's price."""
 
     step: float = 0.008
     prefill: float = 5e-5
     row: float = 1e-4
     prompt: float = 0.0
     overhead: float = 0.003
-    closing: float = 0.0
+    first_delay: float = 0.0
     step_tokens: int = 8192
     bytes_per_token: int = 131_072
     load_latency: float = 0.002

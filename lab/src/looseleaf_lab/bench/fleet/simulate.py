@@ -24,7 +24,7 @@ replica with the room, and the speed, of all."""
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """``replicas`` with room for ``room`` tokens of documents each. ``shared`` adds a tier that
+    """``replicas`` with room for ``room`` tokens each, in whole pages. ``shared`` adds a tier that
     keeps every document. Replicas report after ``report_seconds``.
 
     ``clients`` send one request after another, without regard to the times of arrival."""
@@ -112,7 +112,7 @@ class Simulation:
 
     def _report(self) -> None:
         for replica in self.replicas:
-            self._router.report(replica.name, {str(n): t for n, t in replica.pool.items()})
+            self._router.report(replica.name, replica.documents())
         self._at(self.now + self.config.report_seconds, self._report)
 
     def _wake(self, replica: Replica) -> None:
@@ -134,10 +134,11 @@ class Simulation:
             self._router.end(replica.name)
             self._left -= 1
             assert running.first_token is not None
-            self.first_tokens.append(running.first_token - running.begin)
+            delay = self.costs.first_delay
+            self.first_tokens.append(running.first_token - running.begin + delay)
             following = next(self._queue, None)
             if following is not None:
-                self._spend(self.costs.closing, self._arrival(following))
+                self._at(self.now, self._arrival(following))
         if self.tier is not None:
             self.written_tokens += sum(
                 tokens

@@ -118,6 +118,7 @@ def _real(sizes: dict[str, Any], arms: tuple[str, ...]) -> Any:
 def _simulated(replicas: tuple[int, ...], sizes: dict[str, Any]) -> Any:
     from looseleaf_lab.bench.endpoint.trace import read_trace
     from looseleaf_lab.bench.fleet.costs import Costs
+    from looseleaf_lab.bench.fleet.replica import PAGE
     from looseleaf_lab.bench.fleet.requests import trace_requests, zipf_requests
     from looseleaf_lab.bench.fleet.simulate import POLICIES, FleetConfig, simulate
 
@@ -133,7 +134,7 @@ def _simulated(replicas: tuple[int, ...], sizes: dict[str, Any]) -> Any:
             requests = trace_requests(read_trace(lines, sizes["trace"].name), sizes["speed"])
         else:
             requests = zipf_requests(_traffic(sizes, number))
-        room = sizes["room"] * sizes["document_tokens"]
+        room = sizes["room"] * -(-sizes["document_tokens"] // PAGE) * PAGE
         clients = sizes["clients"] and max(1, sizes["clients"] * number // 3)
         for policy in POLICIES:
             for shared in (False, True) if policy == "documents" else (False,):
