@@ -91,7 +91,7 @@ def test_costs_have_the_ratios_of_an_idle_server_and_the_size_of_loaded_steps():
     assert idle.step_seconds(0, 0, 1, 1) == pytest.approx(0.002)
     # eight steps of 2 ms and of 280 prompt tokens, twice as long under load
     seconds = 2 * (8 * 0.002 + 280 * 1e-4)
-    costs = loaded_costs(idle, times, Totals(1, 1.0, 1, 1), Totals(9, 1 + seconds, 281, 9))
+    costs = loaded_costs(idle, times, 4, Totals(1, 1.0, 1, 1), Totals(9, 1 + seconds, 281, 9))
     assert costs.step_seconds(20, 1, 1, 1) == pytest.approx(2 * (0.002 + 20e-4), rel=0.01)
     assert (costs.overhead, costs.first_delay) == (pytest.approx(0.012), pytest.approx(-0.005))
     with pytest.raises(LooseleafError, match="cached and computed"):

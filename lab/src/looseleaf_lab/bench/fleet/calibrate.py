@@ -69,18 +69,20 @@ def idle_costs(times: Sequence[Timed], output_tokens: int) -> Costs:
     )
 
 
-def loaded_costs(idle: Costs, times: Sequence[Timed], begin: Totals, end: Totals) -> Costs:
-    """``idle`` costs, scaled to the steps that computed the requests of ``times``.
+def loaded_costs(
+    idle: Costs, sample: Sequence[Timed], requests: int, begin: Totals, end: Totals
+) -> Costs:
+    """``idle`` costs, scaled to the steps that computed ``requests`` between ``begin`` and ``end``.
 
-    The time of a request outside of the engine is that of ``times``."""
+    The time of a request outside of the engine is that of ``sample``, some of these requests."""
     predicted = (
         (end.steps - begin.steps) * idle.step
         + (end.prompt_tokens - begin.prompt_tokens) * idle.prefill
         + (end.output_tokens - begin.output_tokens) * idle.row
-        + len(times) * idle.prompt
+        + requests * idle.prompt
     )
     scale = (end.seconds - begin.seconds) / predicted
-    overhead = max(0.0, _median(times, lambda t: t.total - t.engine_total))
+    overhead = max(0.0, _median(sample, lambda t: t.total - t.engine_total))
     return replace(
         idle,
         step=idle.step * scale,
@@ -88,7 +90,7 @@ def loaded_costs(idle: Costs, times: Sequence[Timed], begin: Totals, end: Totals
         row=idle.row * scale,
         prompt=idle.prompt * scale,
         overhead=overhead,
-        first_delay=_median(times, lambda t: t.first_token - t.engine_first) - overhead,
+        first_delay=_median(sample, lambda t: t.first_token - t.engine_first) - overhead,
     )
 
 

@@ -101,7 +101,7 @@ def _arm(
 
 @dataclass(frozen=True)
 class _Run:
-    """Times of a real run, requests by replica, and the costs of its first fifth."""
+    """Times of a real run, requests by replica, and the costs after its first fifth."""
 
     times: Sequence[Timed]
     loads: Sequence[int]
@@ -130,11 +130,13 @@ def _measured(
         times = asyncio.run(replay(numbered, urls, texts, clients))
         return _Run(times, _difference(before, _sent(fleet.url)), None)
     idle = _idle_costs(servers[0], texts, requests[0])
-    fifth, ends = max(1, len(requests) // 5), list[Totals]()
-    begin, before = read_totals(servers), _sent(fleet.url)
-    interrupts = {fifth: lambda: ends.append(read_totals(servers))}
+    fifth, begins = max(1, len(requests) // 5), list[Totals]()
+    before = _sent(fleet.url)
+    interrupts = {fifth: lambda: begins.append(read_totals(servers))}
     times = asyncio.run(replay(numbered, urls, texts, clients, interrupts))
-    costs = loaded_costs(idle, times[:fifth], begin, ends[0])
+    end, steady = read_totals(servers), times[fifth:]
+    # other processes of the machine may change in the run, so the sample is from all of it
+    costs = loaded_costs(idle, steady[::5], len(steady), begins[0], end)
     return _Run(times, _difference(before, _sent(fleet.url)), costs)
 
 
