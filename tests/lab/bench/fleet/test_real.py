@@ -49,7 +49,7 @@ def times_at(server, **options):
         port = runner.addresses[0][1]
         try:
             urls = behind(f"http://127.0.0.1:{port}")
-            return await replay({3: REQUEST}, urls, Texts("m", 1.0), **options)
+            return await replay([(3, REQUEST)], urls, Texts("m", 1.0), **options)
         finally:
             await runner.cleanup()
 

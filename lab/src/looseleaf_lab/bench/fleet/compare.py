@@ -27,6 +27,9 @@ from looseleaf_lab.bench.results import Row
 _PAGES_PER_CLIENT = 3
 """Pages of a running request beside its documents."""
 
+CLIENTS = 16
+"""Clients of a run with kills, and expected requests in flight, unless their number is given."""
+
 _SAMPLES = 12
 _UNUSED = 10**6
 """Numbers of documents and questions that no traffic has."""
@@ -68,13 +71,13 @@ def _arm(
 ) -> Iterator[Row]:
     number, share = (1, config.replicas) if arm == "one engine" else (config.replicas, 1)
     pages = -(-traffic.document_tokens // PAGE) + 1
-    running = math.ceil(LoadLimits().factor * (config.clients or 16) / number)
+    running = math.ceil(LoadLimits().factor * (config.clients or CLIENTS) / number)
     room = config.room * share * pages + _PAGES_PER_CLIENT * running
     start = ray_fleet if arm == "ray serve" else fleet_of
     with start(number, room, model) as fleet:
         texts = _texts(fleet.url, QUESTIONS if arm == "kills" else None)
         if arm == "kills":
-            times, wrong = with_kills(requests, fleet, texts, config.clients)
+            times, wrong = with_kills(requests, fleet, texts, config.clients or CLIENTS)
             # restarts reset the counts of requests by replica
             yield figures(arm, number, times, [0], wrong)
             return
@@ -127,13 +130,13 @@ def _measured(
     servers, numbered = [server.url for server in fleet.servers], dict(enumerate(requests))
     if not servers:
         before = _sent(fleet.url)
-        times = asyncio.run(replay(numbered, urls, texts, clients))
+        times = asyncio.run(replay(numbered.items(), urls, texts, clients))
         return _Run(times, _difference(before, _sent(fleet.url)), None)
     idle = _idle_costs(servers[0], texts, requests[0])
     fifth, begins = max(1, len(requests) // 5), list[Totals]()
     before = _sent(fleet.url)
     interrupts = {fifth: lambda: begins.append(read_totals(servers))}
-    times = asyncio.run(replay(numbered, urls, texts, clients, interrupts))
+    times = asyncio.run(replay(numbered.items(), urls, texts, clients, interrupts))
     end, steady = read_totals(servers), times[fifth:]
     # other processes of the machine may change in the run, so the sample is from all of it
     costs = loaded_costs(idle, steady[::5], len(steady), begins[0], end)
@@ -148,7 +151,7 @@ def _idle_costs(server: str, texts: Texts, request: FleetRequest) -> Costs:
         _UNUSED + place: replace(request, documents=((_UNUSED + number, tokens),))
         for place, number in enumerate(numbers)
     }
-    times = asyncio.run(replay(numbered, in_turn([server]), texts, 1))
+    times = asyncio.run(replay(numbered.items(), in_turn([server]), texts, 1))
     return idle_costs(times[_SAMPLES:], request.output_tokens)
 
 

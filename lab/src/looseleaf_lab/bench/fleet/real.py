@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
@@ -167,18 +167,18 @@ def _timed(
 
 
 async def replay(
-    requests: Mapping[int, FleetRequest],
+    requests: Iterable[tuple[int, FleetRequest]],
     urls: Iterator[str],
     texts: Texts,
     clients: int | None = None,
     interrupts: Mapping[int, Callable[[], None]] = MappingProxyType({}),
 ) -> list[Timed]:
-    """The times of all requests by number, each at the next of ``urls``.
+    """The times of numbered requests by number, each at the next of ``urls``.
 
     ``clients`` send one request after another; None sends each at its time of arrival.
     ``interrupts`` are called in a thread after as many answers."""
     times: dict[int, Timed] = {}
-    queue = iter(requests.items())
+    queue = iter(requests)
     running = []
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     connector = aiohttp.TCPConnector(limit=0)
@@ -204,7 +204,7 @@ async def replay(
         else:
             await asyncio.gather(*(client() for _ in range(clients)))
         await asyncio.gather(*running)
-    return [times[number] for number in requests]
+    return [times[number] for number in sorted(times)]
 
 
 def behind(proxy: str) -> Iterator[str]:
