@@ -16,11 +16,10 @@ _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitem
 EXPERT_FAMILIES = (*_MIXTURES, "gpt_oss")
 LATENT_FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 FAMILIES = (*_DENSE, *EXPERT_FAMILIES, *LATENT_FAMILIES)
-_ROTATED = ("llama", "smollm3", "gemma2", "gemma3_text", "glm4")
-ATTENTION_FAMILIES = (*_ROTATED, "deepseek_v3", "gpt_oss")
-"""One family for each kind of attention: plain, layers without RoPE, windows with capped scores,
-RoPE laws by layer, a part of the head rotated, latents, sinks beside windows. The others differ in
-products and norms only; Ministral 3 has tests of its own (test_query_scales.py)."""
+ATTENTION_FAMILIES = ("llama", "gemma2", "gemma3_text", "deepseek_v3", "gpt_oss")
+"""One family for each kind of attention whose plan differs: plain, windows with capped scores, RoPE
+laws by layer, latents, sinks beside windows. The laws of all families are those of
+tests/lab/conformance."""
 ROPE_LAWS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 32

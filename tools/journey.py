@@ -6,6 +6,7 @@ them included.
 """
 
 import argparse
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -52,12 +53,16 @@ def measure(name: str, work: Callable[[], object]) -> Journey:
         if event == "call" and frame.f_code.co_filename.startswith(_ROOT):
             functions[frame.f_code] += 1
 
+    # finalizers of other engines are no part of the journey
+    gc.collect()
+    gc.disable()
     before = sys.getprofile()
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return Journey(name, functions)
 
 

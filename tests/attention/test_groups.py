@@ -120,10 +120,10 @@ def test_pages_that_may_still_change_are_never_shared() -> None:
 
 def test_a_prefix_may_branch_once_a_row() -> None:
     # each row goes on where the one before ends: a forest as deep as there are rows
-    pages = tuple(range(1300))
+    pages = tuple(range(1060))
     rows = [
         DecodeRow(16 * n, (ReadSpan(pages[:n], 0, 16 * n, n),), ReadSpan((5000 + n,), 16 * n, 1, 0))
-        for n in range(1, 1300)
+        for n in range(1, 1060)
     ]
     items = group_rows(rows, grouping=True).items
     assert readings(items) == Counter(

@@ -67,7 +67,7 @@ assert forked(same) == 0
 """
 
 
-@pytest.mark.parametrize("script", [OFFLINE, ASYNC, ITS_OWN], ids=["LLM", "AsyncLLM", "own"])
+@pytest.mark.parametrize("script", [OFFLINE + ITS_OWN, ASYNC], ids=["LLM", "AsyncLLM"])
 def test_a_forked_process_has_no_use_of_the_engine_and_ends(script: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BEGIN + script],

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from looseleaf.errors import InvalidRequest
@@ -124,6 +124,7 @@ def test_a_template_that_cuts_at_a_marker_leaves_nothing_of_its_wrapper(
     assert ids == [USER, *tokenizer.encode(said), ASSISTANT]
 
 
+@settings(max_examples=10)
 @given(content=user_text)
 @pytest.mark.parametrize("form", SPLITS)
 def test_what_a_template_cuts_out_can_not_forge_a_turn(

@@ -83,7 +83,7 @@ def test_decode_attends_within_the_budget(variant: str) -> None:
         )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(shape=SHAPES, seed=st.integers(0, 2**16), pages=st.integers(1, 6), grouped=st.booleans())
 def test_decode_is_dense_attention_under_random_rules(
     shape: Shape, seed: int, pages: int, grouped: bool
@@ -94,7 +94,7 @@ def test_decode_is_dense_attention_under_random_rules(
 
 
 @HALF
-@pytest.mark.parametrize("variant", ["gqa", "soft-cap", "window", "alibi", "everything"])
+@pytest.mark.parametrize("variant", ["gqa", "alibi", "everything"])
 def test_half_precision_attends_within_the_budget(variant: str, dtype: torch.dtype) -> None:
     scene = decode_scene(13, replace(VARIANTS[variant], dtype=dtype))
     assert_right(attended(scene, work_list(scene)), scene)

@@ -47,7 +47,7 @@ def test_the_error_is_within_the_budget_of_the_data(heads: str, head_dim: int) -
         assert_state_within_budget(decoded(scene, grouped=grouped), truth, plain, dtype)
 
 
-@pytest.mark.parametrize("rows", [1, 17, 65])
+@pytest.mark.parametrize("rows", [1, 33])
 def test_an_item_may_have_any_number_of_rows(rows: int) -> None:
     shape = replace(SMALL, num_documents=2, longest_document=20, longest_tail=3, head_dim=64)
     scene = ragged_scene(rows, shape, rows)

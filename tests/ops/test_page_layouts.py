@@ -112,7 +112,7 @@ def test_c_refuses_keys_whose_numbers_have_gaps() -> None:
         partial_attention(torch.randn(1, 4, DIM), k, v, work, TURN, RULE, implementation="native")
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 64, 65, 128, 200])
+@pytest.mark.parametrize("page_size", [1, 65, 200])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_c_reads_pages_of_any_size(page_size: int, rows: int) -> None:
     k, v = pages_of(page_size=page_size)

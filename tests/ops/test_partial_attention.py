@@ -84,11 +84,12 @@ def test_grouping_and_splitting_change_nothing(shape: Shape, seed: int, pages: i
 
 
 @EVERY_VARIANT
-@pytest.mark.parametrize("grouped", [True, False], ids=["grouped", "ungrouped"])
-def test_kernel_attends_within_the_budget(variant: str, grouped: bool) -> None:
-    """fp16 on every second variant; the interpreter has no right bf16 product."""
-    odd = list(VARIANTS).index(variant) % 2
-    dtype = torch.float16 if odd == grouped else torch.float32
+def test_kernel_attends_within_the_budget(variant: str) -> None:
+    """Rows are grouped in half of the variants, and fp16 in half of either kind.
+
+    The interpreter has no right bf16 product."""
+    number = list(VARIANTS).index(variant)
+    grouped, dtype = number % 2 == 0, torch.float16 if number % 4 < 2 else torch.float32
     scene = decode_scene(2, replace(VARIANTS[variant], dtype=dtype, num_requests=3))
     work = work_list(scene, grouped=grouped, pages_per_item=None if grouped else 2)
     actual = attended(scene, work, "triton")
@@ -110,7 +111,7 @@ def test_kernel_writes_the_states_that_the_reference_writes() -> None:
 
 @BOTH
 def test_an_item_may_have_any_number_of_rows(implementation: str) -> None:
-    shape = Shape(num_requests=90, num_documents=1, longest_tail=3, head_dim=32)
+    shape = Shape(num_requests=50, num_documents=1, longest_tail=3, head_dim=32)
     scene = decode_scene(6, shape)
     work = work_list(scene)
     assert work.item_entry_indptr[: int(work.num_items) + 1].diff().max() > 40

@@ -67,8 +67,7 @@ def test_prefill_is_attention_over_all_earlier_keys_at_their_true_positions(vari
     )
 
 
-@pytest.mark.parametrize("variant", ["masks", "patches", "plain"])
-@pytest.mark.parametrize("parts", [2, 7])
+@pytest.mark.parametrize(("variant", "parts"), [("masks", 7), ("patches", 2), ("plain", 7)])
 def test_keys_read_in_parts_are_keys_read_at_once(variant: str, parts: int) -> None:
     """Also where a part has no key that a row sees."""
     features = {"masks": variant != "plain", "patches": variant == "patches"}
@@ -80,7 +79,7 @@ def test_keys_read_in_parts_are_keys_read_at_once(variant: str, parts: int) -> N
     torch.testing.assert_close(tuple(apart), tuple(whole))
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [3])
 def test_a_complete_list_needs_nothing_cleared(parts: int) -> None:
     """Also where a request has rows and nothing to read."""
     scene, rows_of, spans_of = prefill_scene(4, Shape(num_requests=3))
@@ -113,7 +112,7 @@ def test_kernel_attends_within_the_budget(variant: str) -> None:
     assert_state_within_budget(actual, dense_attention(scene), plain, dtype)
 
 
-@pytest.mark.parametrize("tile_rows", [1, 7, 64])
+@pytest.mark.parametrize("tile_rows", [1, 64])
 def test_kernel_takes_tiles_of_any_size(tile_rows: int) -> None:
     shape = replace(
         PREFILL_VARIANTS["everything"], num_requests=2, most_rows=20 if tile_rows == 1 else 60
