@@ -22,13 +22,13 @@ def with_kills(
 
     The requests repeat until the last victim is back. An answer is wrong if a quiet server of the
     same fleet gives another one."""
-    proxy, servers, done = fleet.proxy, fleet.servers, Event()
+    proxy, servers, all_back = fleet.proxy, fleet.servers, Event()
     assert proxy is not None
     victims = [servers[0], servers[1], proxy, servers[2], proxy]
     sent: dict[int, FleetRequest] = {}
 
     def traffic() -> Iterator[tuple[int, FleetRequest]]:
-        while len(sent) < len(requests) or not done.is_set():
+        while len(sent) < len(requests) or not all_back.is_set():
             number = len(sent)
             sent[number] = requests[number % len(requests)]
             yield number, sent[number]
@@ -39,7 +39,7 @@ def with_kills(
                 victim.restart()
                 wait_until_ready(fleet.url, len(servers))
         finally:
-            done.set()
+            all_back.set()
 
     interrupts = {min(_LOADED, len(requests)): restart}
     times = asyncio.run(replay(traffic(), behind(fleet.url), texts, clients, interrupts))
