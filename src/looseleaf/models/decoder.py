@@ -14,7 +14,7 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.experts import apply_experts
-from looseleaf.models.latent import expand_values, latent_heads
+from looseleaf.models.latent import attend_latents, latent_heads
 from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
 from looseleaf.models.layers import (
     DecoderWeights,
@@ -45,7 +45,8 @@ class Decoder:
         self.config = config
         self.weights = weights
         self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
-        scales = {rope: query_scale(rope) for rope in config.ropes}
+        dims = config.head_dim if config.latent is None else config.latent.query_dim
+        scales = {rope: query_scale(replace(rope, head_dim=dims)) for rope in config.ropes}
         on_device = {
             rope: None if scale is None else scale.to(self.device, self.dtype)
             for rope, scale in scales.items()
@@ -157,11 +158,10 @@ class Decoder:
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
-        attended = attend(index, q, k, v)
         if layer.latent is None or config.latent is None:
-            attended = attended.flatten(1)
+            attended = attend(index, q, k, v).flatten(1)
         else:
-            attended = expand_values(attended, layer.latent, config.latent)
+            attended = attend_latents(attend, index, q, k, layer.latent, config.latent)
         if not len(attended):
             return stream
         if self._plain:
@@ -196,12 +196,13 @@ class Decoder:
         return stream
 
     def _split_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of fused ``heads``, normed and scaled."""
+        """Queries, keys and values of fused ``heads``, normed and scaled. With latents, queries
+        are not mapped yet, and the keys are the values."""
         rows, config, layer = heads.shape[0], self.config, self.weights.layers[index]
         scale = self._query_scales[index]
         if layer.latent is not None and config.latent is not None:
-            q, k, v = latent_heads(heads, layer.latent, config.latent)
-            return (q if scale is None else q * scale), k, v
+            q, k = latent_heads(heads, layer.latent, config.latent, scale)
+            return q, k, k
         fused = heads.view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = fused.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:
