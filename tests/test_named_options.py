@@ -66,6 +66,7 @@ def test_python_reads_the_keyword_and_the_value(section: type[Any], name: str) -
         (Select, {"mass": 15.0}),
         (Fuse, {"selector": "deviation", "check_layers": (15, 15)}),
         (Select, {"dense_layers": (15, 15)}),
+        (Select, {"anchors": (15, 15)}),
         (Select, {"layer_budgets": (1.0, -15.0)}),
         (SamplingParams, {"logit_bias": {3: 15e9}}),
         (IndexConfig, {"span": 15}),

@@ -19,8 +19,8 @@ def run_fresh(code: str) -> str:
     """The output of ``code`` in a new interpreter with this source tree first on its path."""
     environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
 def test_import_pulls_in_nothing_heavy() -> None:

@@ -52,12 +52,16 @@ def board(path: Path) -> str:
         largest = max(rows, key=_extent)
         title = (
             f"### {model}, {file}, {PART_NAMES[part]}\n\n{largest['questions']} questions, "
-            f"{float(largest['tokens']):.0f} document tokens on average; {hardware}.\n"
+            f"{float(largest['tokens']):.0f} document tokens on average; {_machine(hardware)}.\n"
         )
         lines = [HEADER, "|---|" + "---|" * (HEADER.count("|") - 2)]
         lines += [_line(row) for row in rows]
         texts.append("\n".join([title, *lines, ""]))
     return "\n".join(texts)
+
+
+def _machine(hardware: str) -> str:
+    return re.sub(r"\b1 threads\b", "1 thread", hardware)
 
 
 def _line(row: Row) -> str:

@@ -12,7 +12,8 @@ from looseleaf.config import ModelConfig, RopeConfig
 from looseleaf.models import Decoder
 from looseleaf.models.layers import DecoderWeights
 from looseleaf.models.linear import Projection, pack, unpack
-from looseleaf_lab.bench.random_model import MODEL_SHAPES, random_weights
+from looseleaf_lab.bench.model_shapes import MODEL_SHAPES
+from looseleaf_lab.bench.random_model import random_weights
 from tools.fuzz_drawing import VOCAB
 
 # query heads, KV heads, dims of a head: groups of 1 to 8, and heads that Triton's kernels serve

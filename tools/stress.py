@@ -40,7 +40,8 @@ from looseleaf.errors import InvalidRequest
 from looseleaf.models import Decoder
 from looseleaf.prompt.request import DocumentPart, Policies, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
-from looseleaf_lab.bench.random_model import MODEL_SHAPES, random_engine, random_weights
+from looseleaf_lab.bench.model_shapes import MODEL_SHAPES
+from looseleaf_lab.bench.random_model import random_engine, random_weights
 from looseleaf_lab.testing.fences import Fences
 
 _VOCAB = 512

@@ -79,6 +79,26 @@ class Attend(Protocol):
         ...
 
 
+Expand = Callable[[Tensor, slice], Tensor]
+"""Keys and values ``[2, heads, keys, dims]`` of a slice of heads, from stored keys ``[keys,
+key_dim]``. The first dims of keys are the rotated dims, those of values are 0."""
+
+
+@runtime_checkable
+class ExpandingAttend(Attend, Protocol):
+    """The attention of a step whose last rows may attend to keys expanded from latents."""
+
+    def num_expanded(self, layer: int) -> int:
+        """The number of last rows that attend to expanded keys in ``layer``; the call with the
+        step's keys has no queries of them and precedes `attend_expanded`."""
+        ...
+
+    def attend_expanded(self, layer: int, q: Tensor, expand: Expand) -> Tensor:
+        """The output ``[rows, heads, dims]`` of these rows, for unrotated queries in the dims of
+        expanded keys."""
+        ...
+
+
 LayerHook = Callable[[int, Tensor], Tensor]
 """Called before each layer with its index and the hidden states ``[rows, hidden_size]``. Returns
 the layer's input, possibly of fewer rows; blending selects rows with it.

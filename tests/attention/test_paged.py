@@ -30,7 +30,7 @@ def slot(span: ReadSpan, index: int) -> int:
     return span.pages[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
 
 
-def mixed_step(recipe: StepRecipe, done: int, new: int, num_decode_rows: int) -> StepRows:
+def mixed_step(recipe: StepRecipe, num_computed: int, new: int, num_decode_rows: int) -> StepRows:
     """Some rows decode; the others are requests that read a chunk of text and one of a document."""
     every = decode_rows(recipe)
     rows, places = every[:num_decode_rows], []
@@ -39,13 +39,13 @@ def mixed_step(recipe: StepRecipe, done: int, new: int, num_decode_rows: int) ->
         places.append((slot(row.tail, last), last))
     chunks, page = [], 1 + max(max(span.pages) for row in every for span in spans_of(row))
     for row in every[num_decode_rows:]:
-        own_pages = range(page, page + -(-(done + new) // PAGE_SIZE))
-        text = ReadSpan(own_pages, row.tail.offset, done + new, 0)
+        own_pages = range(page, page + -(-(num_computed + new) // PAGE_SIZE))
+        text = ReadSpan(own_pages, row.tail.offset, num_computed + new, 0)
         page = own_pages.stop
         own_pages = range(page, page + -(-new // PAGE_SIZE))
         document = ReadSpan(own_pages, row.settled[0].length, new, 0)
         page = own_pages.stop
-        for spans, first in (((*row.settled, text), done), ((row.settled[0], document), 0)):
+        for spans, first in (((*row.settled, text), num_computed), ((row.settled[0], document), 0)):
             start = spans[-1].offset
             chunks.append(PrefillChunk(range(start + first, start + spans[-1].length), spans))
             places += [(slot(spans[-1], n), n) for n in range(first, spans[-1].length)]
@@ -87,16 +87,16 @@ def outputs(
     *earlier, last = range(len(rules))
     answers = [attend(layer, q, k, v) for layer in earlier]
     # what is left in the last layer stands where the row stood; the rest is not asked for
-    asked = range(len(q)) if step.logit_rows is None else step.logit_rows
+    numbers = range(len(q)) if step.logit_rows is None else step.logit_rows
     answered = torch.zeros_like(q)
-    answered[list(asked)] = attend(last, q[list(asked)], k, v)
+    answered[list(numbers)] = attend(last, q[list(numbers)], k, v)
     return torch.stack([*answers, answered]), pool.kv
 
 
 @settings(max_examples=25)
 @given(
     recipe=STEPS,
-    done=st.integers(0, 20),
+    num_computed=st.integers(0, 20),
     new=st.integers(1, 20),
     num_decode_rows=st.integers(0, 6),
     rules=st.sampled_from(
@@ -104,9 +104,13 @@ def outputs(
     ),
 )
 def test_a_mixed_step_is_the_same_on_the_cpu_path_as_by_the_references(
-    recipe: StepRecipe, done: int, new: int, num_decode_rows: int, rules: tuple[ScoreRule, ...]
+    recipe: StepRecipe,
+    num_computed: int,
+    new: int,
+    num_decode_rows: int,
+    rules: tuple[ScoreRule, ...],
 ) -> None:
-    step = mixed_step(recipe, done, new, num_decode_rows)
+    step = mixed_step(recipe, num_computed, new, num_decode_rows)
     expected, pages = outputs(step, rules, "reference")
     for implementation in ("cpu", "native", "auto"):
         actual, written = outputs(step, rules, implementation)  # type: ignore[arg-type]
@@ -145,11 +149,11 @@ def test_the_last_layer_answers_the_rows_that_are_asked_for_and_stores_all(
     step = mixed_step(recipe, 3, 9, num_decode_rows)
     expected, pages = outputs(step, rules, implementation)
     new = range(len(step.decode), len(step.slots))
-    some = data.draw(st.sets(st.sampled_from(new)) if new else st.just(set()))
-    asked = [*range(len(step.decode)), *sorted(some)]
-    actual, written = outputs(replace(step, logit_rows=asked), rules, implementation)
+    subset = data.draw(st.sets(st.sampled_from(new)) if new else st.just(set()))
+    numbers = [*range(len(step.decode)), *sorted(subset)]
+    actual, written = outputs(replace(step, logit_rows=numbers), rules, implementation)
     torch.testing.assert_close(actual[:-1], expected[:-1])
-    torch.testing.assert_close(actual[-1, asked], expected[-1, asked])
+    torch.testing.assert_close(actual[-1, numbers], expected[-1, numbers])
     torch.testing.assert_close(written, pages)
 
 

@@ -25,9 +25,9 @@ def results(server, model, tmp_path_factory):
     install = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
     subprocess.run(install, cwd=folder, check=True, timeout=600)
     command = ["node", "probes.mjs", server.api, model]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ def test_a_block_prints_an_answer(server, block):
     assert PRINTED in block.text
     text = block.text.replace(PRINTED, server.url.rstrip("/"))
     command = [sys.executable, "-W", "ignore", "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.strip().splitlines()[-1]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    last = process.stdout.strip().splitlines()[-1]
     assert last == "The archive is in the north wing." or last.isdigit()

@@ -59,8 +59,8 @@ def test_a_class_grows_in_a_stream(client, model, mode):
 def test_the_asynchronous_client_makes_the_class(server, model):
     async def run():
         async with openai.AsyncOpenAI(base_url=server.api, api_key="none") as client:
-            made = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-            return await made.chat.completions.create(
+            instructor_client = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+            return await instructor_client.chat.completions.create(
                 model=model, messages=QUESTION, response_model=Forecast, max_tokens=300
             )
 

@@ -82,7 +82,9 @@ def test_an_agent_hands_over(agent):
 
 
 def test_a_forced_tool_is_called(agent):
-    made = agent(tools=[get_weather])
-    made.model_settings = ModelSettings(tool_choice="required", max_tokens=200, temperature=0)
-    result = asyncio.run(Runner.run(made, QUESTION))
+    weather_agent = agent(tools=[get_weather])
+    weather_agent.model_settings = ModelSettings(
+        tool_choice="required", max_tokens=200, temperature=0
+    )
+    result = asyncio.run(Runner.run(weather_agent, QUESTION))
     assert result.final_output == ANSWER

@@ -131,12 +131,12 @@ class Reader:
             pytest.fail(message) if required else pytest.skip(message)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         environment["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{environment['PATH']}"
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self.address(script)],
             capture_output=True, text=True, timeout=300, check=False, env=environment,
         )  # fmt: skip
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-        assert '"error"' not in done.stdout, f"{script}\n{done.stdout}"
+        assert process.returncode == 0, f"{script}\n{process.stdout}\n{process.stderr}"
+        assert '"error"' not in process.stdout, f"{script}\n{process.stdout}"
 
 
 class Shared:
@@ -163,9 +163,9 @@ def as_readers_run_it() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Shared]:
-    one = Shared()
-    with one.stack:
-        yield one
+    state = Shared()
+    with state.stack:
+        yield state
 
 
 @pytest.fixture
@@ -180,9 +180,9 @@ def reader(tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch) -> I
     activate.parent.mkdir(parents=True)
     activate.write_text(f"PATH={command.parent}:$PATH\n")
     monkeypatch.chdir(tmp_path)
-    one = Reader(tmp_path, shared)
-    with one.servers:
-        yield one
+    page_reader = Reader(tmp_path, shared)
+    with page_reader.servers:
+        yield page_reader
 
 
 def unrun(line: str) -> bool:
@@ -222,9 +222,9 @@ def test_most_blocks_that_could_run_do() -> None:
     code = [block for block in EVERY if block.language in ("python", "sh")]
     run_by_clients = "make test-clients runs it"
     marked = [block for block in code if block.reason not in (None, run_by_clients)]
-    told = "\n".join(f"{block.place}: {block.reason}" for block in marked)
+    reasons = "\n".join(f"{block.place}: {block.reason}" for block in marked)
     assert len(code) > 20
-    assert len(marked) <= len(code) / 4, told
+    assert len(marked) <= len(code) / 4, reasons
 
 
 def docstring_examples() -> Iterator[tuple[str, str]]:

@@ -93,10 +93,10 @@ def test_a_flag_that_does_not_exist_is_noticed() -> None:
 
 def _installs(text: str) -> Iterator[str]:
     """What follows `pip install`, up to the end of the command."""
-    for found in re.finditer(
+    for match in re.finditer(
         r"pip install ([^`\n;)\"|]*?)(?= in a checkout|, or give|\.? Start|[`\n;)\"|]|$)", text
     ):
-        yield found[1]
+        yield match[1]
 
 
 def _is_allowed(arguments: str) -> bool:

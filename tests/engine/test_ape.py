@@ -68,14 +68,14 @@ class _Dense:
         text = causal & (self.of == 0)
         own = causal & (self.of[:, None] == self.of) & (self.of > 0)
         other = causal & self.is_tail[:, None] & (self.of > 0)
-        one = scores.masked_fill(~(text | own), -torch.inf)
-        two = (scores / self.fuse.temperature).masked_fill(~other, -torch.inf)
-        lses = [one.logsumexp(-1), two.logsumexp(-1) * self.fuse.scale]
+        near = scores.masked_fill(~(text | own), -torch.inf)
+        far = (scores / self.fuse.temperature).masked_fill(~other, -torch.inf)
+        lses = [near.logsumexp(-1), far.logsumexp(-1) * self.fuse.scale]
         if (sinks := self.sinks[layer]) is not None:
             # a part with no value
             lses.append(sinks[:, None].expand_as(lses[0]))
         share = torch.stack(lses).softmax(0)[..., None]
-        weights = share[0] * one.softmax(-1) + share[1] * two.softmax(-1).nan_to_num(0.0)
+        weights = share[0] * near.softmax(-1) + share[1] * far.softmax(-1).nan_to_num(0.0)
         return torch.einsum("hqk,khd->qhd", weights, v)
 
 
@@ -126,9 +126,9 @@ def test_temperature_and_scale_each_have_an_effect(checkpoint: Folder) -> None:
         Fuse("ape", temperature=0.8, scale=1.0),
         Fuse("ape", temperature=1.0, scale=0.7),
     ]
-    first = [blend(llm, PROMPT, fuse).logits[0] for fuse in [*fuses, APE]]
-    for n, one in enumerate(first):
-        assert all(worst(one, other) > 10 * TOLERANCE for other in first[:n])
+    logits = [blend(llm, PROMPT, fuse).logits[0] for fuse in [*fuses, APE]]
+    for n, row in enumerate(logits):
+        assert all(worst(row, other) > 10 * TOLERANCE for other in logits[:n])
 
 
 def test_one_document_at_its_place_as_it_is_equals_plain_reuse(checkpoint: Folder) -> None:
@@ -143,21 +143,21 @@ def test_empty_documents_leave_nothing_to_read_apart(checkpoint: Folder) -> None
     llm = make_llm(checkpoint("llama"))
     lead, *full, text = llm.engine.prompts.from_parts(PROMPT)
     empty = DocumentPart((), 0, "empty")
-    asked = {
+    prompts = {
         "empty": ((lead, empty, empty, text), APE),
         "mixed": ((lead, empty, *full, text), APE),
         "plain": ((lead, text), None),
         "full": ((lead, *full, text), APE),
     }
-    told = [
+    progresses = [
         llm.engine.add(Request(name, parts, PARAMS, fuse=fuse))
-        for name, (parts, fuse) in asked.items()
+        for name, (parts, fuse) in prompts.items()
     ]
     while llm.engine.has_work:
         llm.engine.step()
         llm.engine.check()
-    assert [progress.error for progress in told] == [None] * 4
-    tokens = [list(progress.output().outputs[0].token_ids) for progress in told]
+    assert [progress.error for progress in progresses] == [None] * 4
+    tokens = [list(progress.output().outputs[0].token_ids) for progress in progresses]
     assert tokens[0] == tokens[2]
     assert tokens[1] == tokens[3]
 
@@ -165,20 +165,20 @@ def test_empty_documents_leave_nothing_to_read_apart(checkpoint: Folder) -> None
 def test_batch_mates_and_history_change_nothing_and_no_text_is_taken_for_a_prefix(
     checkpoint: Folder,
 ) -> None:
-    asked = [(PROMPT, APE), (PROMPT, None), (PROMPT, Fuse("links", ratio=0.3)), (PROMPT, UNION)]
-    alone = [blend(make_llm(checkpoint("qwen3")), *one) for one in asked]
+    prompts = [(PROMPT, APE), (PROMPT, None), (PROMPT, Fuse("links", ratio=0.3)), (PROMPT, UNION)]
+    alone = [blend(make_llm(checkpoint("qwen3")), *pair) for pair in prompts]
     llm = make_llm(checkpoint("qwen3"))
     for _ in range(2):
-        for mine, expected in zip(blend_all(llm, asked), alone, strict=True):
+        for mine, expected in zip(blend_all(llm, prompts), alone, strict=True):
             same(mine, expected)
 
 
 def test_a_request_that_makes_room_answers_the_same(checkpoint: Folder) -> None:
     long = replace(PARAMS, max_tokens=40)
-    asked = [([LEAD, document(1, 23), document(n, 19), words(n, 9)], APE) for n in (2, 3, 4)]
-    alone = [blend(make_llm(checkpoint("llama")), *one, long) for one in asked]
+    prompts = [([LEAD, document(1, 23), document(n, 19), words(n, 9)], APE) for n in (2, 3, 4)]
+    alone = [blend(make_llm(checkpoint("llama")), *pair, long) for pair in prompts]
     llm = make_llm(checkpoint("llama"), num_pages=15)
-    for mine, expected in zip(blend_all(llm, asked, long), alone, strict=True):
+    for mine, expected in zip(blend_all(llm, prompts, long), alone, strict=True):
         same(mine, expected)
     assert llm.engine.counters.preemptions > 0
 

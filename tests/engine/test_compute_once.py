@@ -19,10 +19,10 @@ def url(request):
 
 
 def engines(checkpoint, url, number=2):
-    made = [tiered(checkpoint(), remote_url=url, compute_once=True) for _ in range(number)]
-    for llm in made:
+    llms = [tiered(checkpoint(), remote_url=url, compute_once=True) for _ in range(number)]
+    for llm in llms:
         load_always(llm)
-    return made
+    return llms
 
 
 def test_each_document_is_computed_by_one_engine(checkpoint, url):

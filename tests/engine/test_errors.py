@@ -258,9 +258,9 @@ def test_a_conversation_needs_messages_of_one_shape(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": [{"type": "image"}]}])
     with pytest.raises(InvalidRequest, match="no role 'usr': use system, user, assistant"):
         llm.chat([{"role": "usr", "content": "who?"}])
-    held = llm.hold_system_prompt("Be brief.")
+    handle = llm.hold_system_prompt("Be brief.")
     for empty in ({"role": "system"}, {"role": "user", "content": None}):
-        for system in (None, held):
+        for system in (None, handle):
             with pytest.raises(InvalidRequest, match=f"role '{empty['role']}' has no content"):
                 llm.chat([empty, message], system_prompt=system)
     assert_idle(llm)
@@ -322,7 +322,7 @@ def test_a_keyword_that_there_is_not_is_explained_by_the_method(
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("names", "policies"),
     [
         ({"fuse": "links"}, {"fuse": Fuse("links")}),
         ({"select": "quest"}, {"select": Select("quest")}),
@@ -331,12 +331,12 @@ def test_a_keyword_that_there_is_not_is_explained_by_the_method(
     ids=str,
 )
 def test_a_policy_may_be_given_by_its_first_field(
-    llm: LLM, given: PolicyOptions, meant: PolicyOptions
+    llm: LLM, names: PolicyOptions, policies: PolicyOptions
 ) -> None:
     request = Request("any", llm.engine.prompts.from_parts([LEAD, A, "who?"]), GREEDY)
-    assert with_policies(request, **given) == with_policies(request, **meant)
-    (short,) = llm.generate([[LEAD, A, "who?"]], GREEDY, **given)
-    (long,) = llm.generate([[LEAD, A, "who?"]], GREEDY, **meant)
+    assert with_policies(request, **names) == with_policies(request, **policies)
+    (short,) = llm.generate([[LEAD, A, "who?"]], GREEDY, **names)
+    (long,) = llm.generate([[LEAD, A, "who?"]], GREEDY, **policies)
     assert (short.token_ids, short.select, short.reuse.fuse) == (
         long.token_ids,
         long.select,

@@ -155,7 +155,7 @@ def test_a_device_that_cannot_go_on_breaks_the_engine_with_the_first_fault(
     def lost(device: object) -> None:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr("looseleaf.engine.engine.require_device", lost)
+    monkeypatch.setattr("looseleaf.engine.engine.synchronize", lost)
     progress = add_all(llm.engine)[VICTIM]
     llm.engine.step()
     plant(progress, "draw", monkeypatch)
@@ -256,8 +256,8 @@ def test_requests_that_a_broken_engine_ends_are_counted_as_failed(
         ends = await asyncio.gather(*map(last, streams), return_exceptions=True)
         assert all(isinstance(end, EngineFault) for end in ends)
         await asyncio.to_thread(llm.close)
-        told = llm.snapshot().counters
-        assert (told.failed, told.aborted) == (len(PROMPTS), 0)
+        counters = llm.snapshot().counters
+        assert (counters.failed, counters.aborted) == (len(PROMPTS), 0)
 
     run(checkpoint, scenario)
 
@@ -280,17 +280,17 @@ def test_a_failing_listener_of_steps_harms_nobody(
     checkpoint: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        heard = []
+        reports = []
 
         def listen(stats: Any) -> None:
-            heard.append(stats)
+            reports.append(stats)
             raise Planted("planted")
 
         async with AsyncLLM(checkpoint(), on_step=listen, num_pages=96) as llm:
             output = await last(llm.generate(PROMPTS[0], drawn(1)))
         assert len(output.token_ids) == 6
-        assert sum(stats.prompt_tokens for stats in heard) == len(output.prompt_token_ids)
-        assert sum(stats.decode_rows for stats in heard) == 5
+        assert sum(stats.prompt_tokens for stats in reports) == len(output.prompt_token_ids)
+        assert sum(stats.decode_rows for stats in reports) == 5
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
     assert "planted" in caplog.text

@@ -92,7 +92,7 @@ def test_values_of_redis_that_nobody_checks_are_found(monkeypatch: pytest.Monkey
     assert run() == 1 and run.found
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_each_damage_of_redis_is_found_out_or_gone(damage: Any, redis_server: RedisServer) -> None:
     import redis
 
@@ -157,7 +157,7 @@ def test_what_an_interrupt_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Admission, "release", forgetful)
     run = fuzz_of(Kind(tiers="hd", trouble="i"), 3, monkeypatch)
     run()
-    assert lost and any("held by nobody" in one for one in run.found)
+    assert lost and any("held by nobody" in error for error in run.found)
 
 
 def test_interrupts_come_while_trouble_is_entered_once_each_and_answers_stay(
@@ -207,7 +207,9 @@ def test_a_damaged_file_is_another_or_gone(tmp_path: Path) -> None:
     for seed in range(20):
         path.write_bytes(content)
         damage(path, random.Random(seed))
-        found = path.read_bytes() if path.exists() else None
-        assert found != content
-        seen.add("gone" if found is None else "cut" if len(found) < len(content) else "flipped")
+        remainder = path.read_bytes() if path.exists() else None
+        assert remainder != content
+        seen.add(
+            "gone" if remainder is None else "cut" if len(remainder) < len(content) else "flipped"
+        )
     assert seen == {"gone", "cut", "flipped"}

@@ -71,19 +71,21 @@ def test_a_full_budget_equals_dense_attention(checkpoint: Folder, kind: str, ker
 def test_a_hosted_collection_equals_its_documents_in_full_attention(checkpoint: Folder) -> None:
     llm = make(checkpoint("llama", "dynamic"))
     texts = [words(n, LONG // 7 + n) for n in range(7)]
-    asked = "What stands in them?"
-    expected = logits(llm, [*(Document(text, context="prompt") for text in texts), asked], None)
+    question = "What stands in them?"
+    expected = logits(llm, [*(Document(text, context="prompt") for text in texts), question], None)
     collection = Document(texts, context="alone")
     # in the pool it is one document of the same tokens
-    in_pool = logits(llm, [collection, asked], None)
+    in_pool = logits(llm, [collection, question], None)
     torch.testing.assert_close(in_pool, expected, rtol=0, atol=TOLERANCE)
     segment = llm.host(collection, index=INDEX)
     assert segment.num_tokens > LONG and len(llm.engine.hosting._segments) == 1
     torch.testing.assert_close(
-        logits(llm, [collection, asked], ALL), expected, rtol=0, atol=TOLERANCE
+        logits(llm, [collection, question], ALL), expected, rtol=0, atol=TOLERANCE
     )
     joined = Document(" ".join(texts), context="alone")
-    assert not torch.allclose(logits(llm, [joined, asked], None), expected, rtol=0, atol=TOLERANCE)
+    assert not torch.allclose(
+        logits(llm, [joined, question], None), expected, rtol=0, atol=TOLERANCE
+    )
 
 
 def test_hosting_in_16_bits_errs_as_the_pool_does(checkpoint: Folder) -> None:
@@ -139,14 +141,14 @@ def test_two_places_share_one_index_and_find_the_same(
 ) -> None:
     llm = make(checkpoint("llama", "dynamic"))
     segment = llm.host(document(0, LONG, context="alone"), index=INDEX)
-    found: list[Tensor] = []
+    searches: list[Tensor] = []
     from looseleaf.index.host import attend as module
 
     plain = module.search_each
 
     def watched(indexes: Any, queries: Tensor, *args: Any, **options: Any) -> Any:
         hits, state = plain(indexes, queries, *args, **options)
-        found.append(torch.cat((queries.flatten(), hits.ids.flatten())))
+        searches.append(torch.cat((queries.flatten(), hits.ids.flatten())))
         assert all(index in segment.index.units.values() for index in indexes)
         return hits, state
 
@@ -157,7 +159,7 @@ def test_two_places_share_one_index_and_find_the_same(
     for offset in (0, 3, 170):
         read = module.HostedRead(segment, offset, 20)
         attention.hosted.decode(1, q, [offset + LONG + 9], [(read,)], attention.rules[1])
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(searches[0], searches[1]) and torch.equal(searches[0], searches[2])
     llm.generate([prompt(0, "One. "), prompt(0, "A longer beginning. ")], GREEDY, select=FEW)
     assert llm.engine.hosting.built == 1
 
@@ -170,7 +172,7 @@ def test_a_document_longer_than_the_pool_is_answered(checkpoint: Folder) -> None
     stages: list[str] = []
     small.host(
         document(0, LONG, context="alone"), index=INDEX,
-        on_progress=lambda stage, done, total: stages.append(f"{stage} {done}/{total}"),
+        on_progress=lambda stage, count, total: stages.append(f"{stage} {count}/{total}"),
     )  # fmt: skip
     with pytest.raises(PoolTooSmall, match="since one is hosted"):
         small.generate([prompt()], GREEDY)
@@ -233,9 +235,11 @@ def test_requests_go_on_while_a_document_is_hosted(checkpoint: Folder) -> None:
 def test_mixed_requests_equal_one_at_a_time(checkpoint: Folder) -> None:
     llm = make(checkpoint("llama", "dynamic"))
     llm.host(document(0, LONG, context="alone"), index=INDEX)
-    one = [llm.generate([prompt(0, b)], GREEDY, select=FEW)[0].token_ids for b in ("One. ", "Or. ")]
+    singles = [
+        llm.generate([prompt(0, b)], GREEDY, select=FEW)[0].token_ids for b in ("One. ", "Or. ")
+    ]
     both = llm.generate([prompt(0, "One. "), prompt(0, "Or. ")], GREEDY, select=FEW)
-    assert [output.token_ids for output in both] == one
+    assert [output.token_ids for output in both] == singles
 
 
 def test_what_has_no_meaning_is_refused(checkpoint: Folder) -> None:

@@ -70,8 +70,8 @@ def test_a_subscriber_mirrors_the_prefixes_of_the_pool(llm):
         ask(llm, f"{LEAD} A prompt without documents, {number}. ")
     assert recorder.events[0] == ["AllBlocksCleared"]
     assert any(event[0] == "BlockRemoved" for event in recorder.events)
-    held = {int.from_bytes(s.key[:8], "big") for s in llm.engine.store.segments() if s.ready}
-    assert recorder.blocks and set(recorder.blocks) <= held
+    hashes = {int.from_bytes(s.key[:8], "big") for s in llm.engine.store.segments() if s.ready}
+    assert recorder.blocks and set(recorder.blocks) <= hashes
     lead = llm.engine.tokenizer.encode(LEAD)
     assert any(prefix == tuple(lead[: len(prefix)]) for prefix in chains(recorder).values())
 

@@ -60,13 +60,13 @@ def test_pages_in_e4m3_answer_nearly_as_those_in_fp32(checkpoint: Folder) -> Non
 def test_selection_with_a_full_budget_is_dense_decode(checkpoint: Folder, policy: str) -> None:
     llm = make_llm(checkpoint("deepseek_v3"))
     recorder: Any = llm.engine.runner
-    found = []
+    answers = []
     for select in (None, Select(policy, tokens=4096, dense_below=0)):  # type: ignore[arg-type]
         recorder.logits.clear()
         llm.generate([prompt()], GREEDY, select=select)
         (rows,) = recorder.logits.values()
-        found.append(torch.stack(rows))
-    assert worst(*found) <= TOLERANCE
+        answers.append(torch.stack(rows))
+    assert worst(*answers) <= TOLERANCE
 
 
 def test_a_hosted_document_read_in_full_is_the_document_in_the_pool(checkpoint: Folder) -> None:

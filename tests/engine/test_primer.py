@@ -96,19 +96,19 @@ def test_a_single_document_is_exact_and_others_differ_from_plain_reuse(
 
 def test_the_first_document_has_no_primer_behind_any_text(checkpoint: Folder, policy: Path) -> None:
     folder = checkpoint("llama")
-    asked = [words(1, 9), Document(SECOND.text, context="alone"), words(3, 7)]
+    parts = [words(1, 9), Document(SECOND.text, context="alone"), words(3, 7)]
     llm, plain = primed(folder, policy), make_llm(folder)
-    assert_same_answers(ask(llm, [asked]), ask(plain, [asked]))
+    assert_same_answers(ask(llm, [parts]), ask(plain, [parts]))
     assert len(llm.engine._defaults.primer) not in {s.length for s in llm.engine.store.segments()}
 
 
 def test_answers_do_not_depend_on_what_is_cached(checkpoint: Folder, policy: Path) -> None:
     folder = checkpoint("llama")
-    asked = [prompt(FIRST, SECOND), prompt(SECOND, FIRST), prompt(document(3), SECOND, FIRST)]
-    alone = [ask(primed(folder, policy), [one])[0] for one in asked]
+    prompts = [prompt(FIRST, SECOND), prompt(SECOND, FIRST), prompt(document(3), SECOND, FIRST)]
+    alone = [ask(primed(folder, policy), [parts])[0] for parts in prompts]
     llm = primed(folder, policy)
-    assert_same_answers(ask(llm, asked), alone)
-    again = ask(llm, asked)
+    assert_same_answers(ask(llm, prompts), alone)
+    again = ask(llm, prompts)
     assert_same_answers(again, alone)
     assert {source for answer in again for source in sources(answer.output)} == {"cached"}
 
@@ -153,12 +153,12 @@ def test_a_document_that_is_computed_ahead_is_cached_in_every_place(
 def test_primed_documents_come_back_from_tiers(checkpoint: Folder, tmp_path: Path) -> None:
     folder = checkpoint()
     path = write_policy(folder, tmp_path / "policy.json")
-    asked = [prompt(FIRST, SECOND), prompt(SECOND, document(3))]
+    prompts = [prompt(FIRST, SECOND), prompt(SECOND, document(3))]
     llm = tiered(folder, host_gib=0.01, policy=str(path))
     load_always(llm)
-    first = ask(llm, asked)
+    first = ask(llm, prompts)
     forget_pool(llm)
-    again = ask(llm, asked)
+    again = ask(llm, prompts)
     assert_same_answers(again, first)
     assert "computed" not in {s for answer in again for s in sources(answer.output)}
 
@@ -172,8 +172,8 @@ def test_a_document_too_long_for_the_primer_is_computed_without_it(
         make_llm(folder, max_model_len=length, **options)
         for options in ({"policy": str(policy)}, {})
     )
-    asked = [prompt(document(1, 20), document(2, 50))]
-    assert_same_answers(ask(llm, asked), ask(plain, asked))
+    prompts = [prompt(document(1, 20), document(2, 50))]
+    assert_same_answers(ask(llm, prompts), ask(plain, prompts))
 
 
 def test_a_request_takes_the_policy_of_the_file_unless_it_names_one(

@@ -164,7 +164,7 @@ def test_a_slow_reader_gets_one_update_for_many_steps(checkpoint: Folder) -> Non
             stream = remote.stream(Request("slow", parts, drawn(1, max_tokens=30)))
             await anext(stream)
             # meanwhile the engine completes the answer
-            await llm._watch(lambda: not llm.engine.has_work or None)
+            await llm._calls.watch(lambda: not llm.engine.has_work or None)
             await remote.documents()
             updates = [len(output.token_ids) async for output in stream]
             assert updates == [30]
@@ -187,7 +187,7 @@ def test_a_lost_link_ends_the_requests_on_both_sides(checkpoint: Folder) -> None
             assert not remote.is_open
             with pytest.raises(EngineLost):
                 await remote.documents()
-            await llm._watch(lambda: not llm.engine.has_work or None)
+            await llm._calls.watch(lambda: not llm.engine.has_work or None)
             # the engine starts again
             ours, theirs = socket.socketpair()
             host.connect(ours)

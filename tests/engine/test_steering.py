@@ -69,26 +69,26 @@ ATTACKS = st.lists(
 def test_an_attacker_never_changes_the_logits_of_a_victim(
     checkpoint: Folder, attacks: list[Any], order: list[int], fuse: Fuse | None
 ) -> None:
-    found, llm = discovery(), make_llm(checkpoint())
-    found.apply(prompt([*reversed(order)]), len(LEAD), "blue")
+    index, llm = discovery(), make_llm(checkpoint())
+    index.apply(prompt([*reversed(order)]), len(LEAD), "blue")
     for attacker_order, salt, junk in attacks:
-        parts = found.apply(prompt(attacker_order, junk, junk), len(LEAD), salt)
+        parts = index.apply(prompt(attacker_order, junk, junk), len(LEAD), salt)
         answer(llm, parts, salt, fuse)
-    parts = found.apply(prompt(order), len(LEAD), "blue")
+    parts = index.apply(prompt(order), len(LEAD), "blue")
     logits, _ = answer(llm, parts, "blue", fuse)
     alone, _ = answer(make_llm(checkpoint()), parts, "blue", fuse)
     torch.testing.assert_close(logits, alone, rtol=0, atol=TOLERANCE)
 
 
 def test_a_tenant_never_changes_the_form_or_the_sources_of_another(checkpoint: Folder) -> None:
-    found, llm = discovery(), make_llm(checkpoint())
+    index, llm = discovery(), make_llm(checkpoint())
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
-        answer(llm, found.apply(prompt(order), len(LEAD), "red"), "red", None)
-    parts = found.apply(prompt([2, 0, 1]), len(LEAD), "blue")
+        answer(llm, index.apply(prompt(order), len(LEAD), "red"), "red", None)
+    parts = index.apply(prompt([2, 0, 1]), len(LEAD), "blue")
     assert num_discovered(parts) == 0
     _, output = answer(llm, parts, "blue", None)
     assert output.reuse.text_tokens_cached == 0
-    moved = found.apply(prompt([1, 2, 0]), len(LEAD), "blue")
+    moved = index.apply(prompt([1, 2, 0]), len(LEAD), "blue")
     _, output = answer(llm, moved, "blue", None)
     assert num_discovered(moved) > 0 and output.reuse.document_tokens_reused == 0
 
@@ -97,15 +97,15 @@ def test_a_tenant_never_changes_the_form_or_the_sources_of_another(checkpoint: F
 def test_pieces_of_a_shared_tier_are_those_of_no_prompt(
     checkpoint: Folder, tmp_path: Path, fuse: Fuse | None
 ) -> None:
-    found, attacker = discovery(), tiered(checkpoint(), tmp_path)
-    found.apply(prompt([0, 1]), len(LEAD), "blue")
-    attack = found.apply(prompt([3, 1, 0], 40, 41), len(LEAD), "blue")
+    index, attacker = discovery(), tiered(checkpoint(), tmp_path)
+    index.apply(prompt([0, 1]), len(LEAD), "blue")
+    attack = index.apply(prompt([3, 1, 0], 40, 41), len(LEAD), "blue")
     answer(attacker, attack, "blue", fuse)
     forget_pool(attacker)
     attacker.close()
     victim = tiered(checkpoint(), tmp_path)
     load_always(victim)
-    parts = found.apply(prompt([1, 0]), len(LEAD), "blue")
+    parts = index.apply(prompt([1, 0]), len(LEAD), "blue")
     logits, output = answer(victim, parts, "blue", fuse)
     assert "loaded" in {d.source for d in output.reuse.documents}
     alone, _ = answer(make_llm(checkpoint()), parts, "blue", fuse)
@@ -118,9 +118,9 @@ def test_an_answer_is_read_only_after_its_whole_context(checkpoint: Folder) -> N
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     first = prompt([0, 1])
     answered = llm.generate([[[*first[0].tokens]]], params)[0]
-    said = answered.token_ids
-    same = (TextPart((*first[0].tokens, *said, *QUESTION)),)
-    other = (TextPart((*prompt([1, 0])[0].tokens, *said, *QUESTION)),)
+    token_ids = answered.token_ids
+    same = (TextPart((*first[0].tokens, *token_ids, *QUESTION)),)
+    other = (TextPart((*prompt([1, 0])[0].tokens, *token_ids, *QUESTION)),)
     _, continued = answer(llm, same, "", None)
     _, moved = answer(llm, other, "", None)
     page = llm.engine.config.cache.page_size
@@ -131,10 +131,10 @@ def test_an_answer_is_read_only_after_its_whole_context(checkpoint: Folder) -> N
 def test_a_discovered_chat_beside_a_hosted_document_reads_its_own_pieces(
     checkpoint: Folder,
 ) -> None:
-    found, select = discovery(), Select("retrieval", ratio=1.0)
+    index, select = discovery(), Select("retrieval", ratio=1.0)
     folder = checkpoint("llama", "dynamic")
-    found.apply(prompt([0, 1]), len(LEAD), "")
-    pieces = found.apply(prompt([1, 0]), len(LEAD), "")
+    index.apply(prompt([0, 1]), len(LEAD), "")
+    pieces = index.apply(prompt([1, 0]), len(LEAD), "")
     assert num_discovered(pieces) > 0
     book = document(1, 200, context="alone")
 
@@ -145,7 +145,7 @@ def test_a_discovered_chat_beside_a_hosted_document_reads_its_own_pieces(
         (hosted,) = [part for part in parts if isinstance(part, DocumentPart)]
         if attacked:
             answer(llm, (pieces[0], hosted, *pieces[1:]), "", None, select)
-            answer(llm, found.apply(prompt([3, 0], 44), len(LEAD), ""), "", None)
+            answer(llm, index.apply(prompt([3, 0], 44), len(LEAD), ""), "", None)
         return answer(llm, (*pieces[:-1], hosted, pieces[-1]), "", None, select)[0]
 
     torch.testing.assert_close(logits(True), logits(False), rtol=0, atol=TOLERANCE)

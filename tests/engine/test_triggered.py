@@ -35,8 +35,8 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, tokenizer.vocab_size)
 
 
-def state(compiler: GrammarCompiler, made: CallBlock) -> TriggeredState:
-    started = compiler.start(made.grammar(), "")
+def state(compiler: GrammarCompiler, call_block: CallBlock) -> TriggeredState:
+    started = compiler.start(call_block.grammar(), "")
     assert isinstance(started, TriggeredState)
     return started
 
@@ -85,8 +85,8 @@ def test_a_block_refuses_another_text(compiler: GrammarCompiler) -> None:
 def test_an_anchored_trigger_counts_at_the_begin_and_after_a_block(
     compiler: GrammarCompiler,
 ) -> None:
-    made = block()
-    anchored = CallBlock(made.calls, trigger=made.trigger, anchored=True)
+    call_block = block()
+    anchored = CallBlock(call_block.calls, trigger=call_block.trigger, anchored=True)
     later = state(compiler, anchored)
     push(later, ids(compiler, "So <call>"))
     assert later.allowed() is None

@@ -90,10 +90,10 @@ def test_turns_of_a_chat_are_replayed_by_passes_that_warming_up_has_captured(
         for documents, length in (
             (0, 1), (1, 512), (1, 2000), (1, 6000), (1, 30_000), (6, 512), (5, 4096),
         ):  # fmt: skip
-            asked = [prompt((documents, length, rows))]
-            if passes.sooner(asked):
+            chunks = [prompt((documents, length, rows))]
+            if passes.sooner(chunks):
                 replayed += 1
-                assert passes.key_of(asked) in captured, (documents, length, rows)
+                assert passes.key_of(chunks) in captured, (documents, length, rows)
     assert replayed > 200
 
 
@@ -128,8 +128,8 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listing]:
     planner = Listing(
         PAGE, HEADS, KV_HEADS, torch.device("cuda"), COSTS, finishing=True, gathering=True
     )
-    done = SimpleNamespace(state=lambda *_: None)
-    monkeypatch.setattr(warming, "ChunkStep", lambda *_: done)
+    step = SimpleNamespace(state=lambda *_: None)
+    monkeypatch.setattr(warming, "ChunkStep", lambda *_: step)
     attention = make_attention()
     attention.planner = planner
     rows = warming._LONG
@@ -148,5 +148,5 @@ def test_span_lists_of_several_requests_are_of_kinds_that_warming_up_has_launche
     warm: Listing, size: tuple[int, int, int], again: str | float
 ) -> None:
     for requests in range(1, 9):
-        made = Kind.of(warm.host_spans([prompt(size, again)] * requests))
-        assert made in warm.kinds, requests
+        kind = Kind.of(warm.host_spans([prompt(size, again)] * requests))
+        assert kind in warm.kinds, requests

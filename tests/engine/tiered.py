@@ -132,7 +132,3 @@ def make_unruly(llm: LLM, mood: Callable[[str, int], None]) -> None:
 
 def raise_fault(kind: Any = "unavailable") -> None:
     raise TierFault(kind, "planted")
-
-
-def same_logits(mine: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))

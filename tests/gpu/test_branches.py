@@ -11,7 +11,7 @@ from looseleaf.config import ModelConfig
 from looseleaf.models.layers import Norm, Stream, add_branch, apply_norm
 from looseleaf.models.linear import Projection
 from looseleaf.ops.dense.split_linear import num_parts
-from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.testing.budget import assert_within_budget
 
 pytestmark = pytest.mark.skipif(

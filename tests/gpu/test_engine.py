@@ -47,9 +47,9 @@ def test_fp32_answers_and_logprobs_are_those_of_the_cpu(tmp_path, family):
     on_cpu = _logprobs(folder, "float32", device="cpu")
     for gpu, cpu in zip(on_gpu, on_cpu, strict=True):
         assert [entry.token_id for entry in gpu] == [entry.token_id for entry in cpu]
-        got = torch.tensor([entry.logprob for entry in gpu])
-        wanted = torch.tensor([entry.logprob for entry in cpu])
-        assert (got - wanted).abs().max() < 1e-3
+        logprobs = torch.tensor([entry.logprob for entry in gpu])
+        reference = torch.tensor([entry.logprob for entry in cpu])
+        assert (logprobs - reference).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64])
@@ -57,9 +57,9 @@ def test_bf16_answers_do_not_depend_on_grouping(tmp_path, page_size):
     folder = make_checkpoint(tmp_path, "llama")
     grouped = _logprobs(folder, "bfloat16", device="cuda", page_size=page_size)
     alone = _logprobs(folder, "bfloat16", device="cuda", page_size=page_size, grouping=False)
-    for one, other in zip(grouped, alone, strict=True):
+    for entries, other in zip(grouped, alone, strict=True):
         # the first token of each answer saw the same prompt, whatever came of the ones before
-        assert abs(one[0].logprob - other[0].logprob) < 0.1
+        assert abs(entries[0].logprob - other[0].logprob) < 0.1
 
 
 def test_bf16_documents_are_reused_in_any_order(tmp_path):
@@ -152,10 +152,10 @@ def test_an_output_that_ends_unforeseen_takes_no_token_too_many(tmp_path):
 def test_warming_up_captures_what_later_steps_replay(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
     llm = LLM(folder, dtype="bfloat16", device="cuda", num_pages=256, max_num_seqs=16)
-    heard = []
-    llm.engine.runner.warm_up(lambda *told: heard.append(told))
-    assert heard[0] == ("kernels", 0, 1)
-    assert heard[-1][1] == heard[-1][2]
+    reports = []
+    llm.engine.runner.warm_up(lambda *report: reports.append(report))
+    assert reports[0] == ("kernels", 0, 1)
+    assert reports[-1][1] == reports[-1][2]
     captured = llm.engine.runner.graphs.num_captured
     llm.generate(PROMPTS * 3, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert llm.engine.runner.graphs.replays == llm.engine.counters.steps
@@ -207,9 +207,9 @@ def test_a_prompt_in_chunks_is_as_one_that_is_computed_whole(tmp_path):
     whole = _logprobs(folder, "float32", device="cuda", cuda_graphs=False)
     options = {"max_num_batched_tokens": 40, "max_num_seqs": 4, "cuda_graphs": False}
     chunked = _logprobs(folder, "float32", device="cuda", **options)
-    for one, other in zip(whole, chunked, strict=True):
-        assert [entry.token_id for entry in one] == [entry.token_id for entry in other]
-        assert max(abs(a.logprob - b.logprob) for a, b in zip(one, other, strict=True)) < 1e-3
+    for entries, other in zip(whole, chunked, strict=True):
+        assert [entry.token_id for entry in entries] == [entry.token_id for entry in other]
+        assert max(abs(a.logprob - b.logprob) for a, b in zip(entries, other, strict=True)) < 1e-3
 
 
 def test_an_engine_that_is_closed_gives_its_pages_back_while_it_is_held(tmp_path):

@@ -47,13 +47,13 @@ def mixture(
 def test_routes_and_groups_are_those_of_the_reference(law: ExpertConfig, rows: int) -> None:
     logits = torch.randn(rows, 192, device="cuda")
     bias = torch.randn(law.num_experts, device="cuda") if law.selection_bias else None
-    found, expected = (route(logits, law, bias, kind) for kind in ("triton", "reference"))
+    result, expected = (route(logits, law, bias, kind) for kind in ("triton", "reference"))
     # the exponential of a score differs by an ulp, which may order two equal scores another way
-    same = (found.experts == expected.experts).float().mean()
+    same = (result.experts == expected.experts).float().mean()
     assert same > 0.999
     for tile in (16, 128):
         groups = [
-            group_rows(found.experts, law.num_stored, tile, k) for k in ("triton", "reference")
+            group_rows(result.experts, law.num_stored, tile, k) for k in ("triton", "reference")
         ]
         assert torch.equal(groups[0].order, groups[1].order)
         assert torch.equal(groups[0].tiles, groups[1].tiles)
@@ -65,13 +65,13 @@ def test_routes_and_groups_are_those_of_the_reference(law: ExpertConfig, rows: i
 def test_products_are_within_the_budget(law: ExpertConfig, rows: int, dtype: torch.dtype) -> None:
     x, gate_up, down, routes = mixture(rows, 512, law, dtype)
     with poisoned():
-        found = expert_mlp(x, gate_up, down, routes)
+        result = expert_mlp(x, gate_up, down, routes)
     wide = (matrix.double() for matrix in (x, gate_up, down))
     truth = expert_mlp(*wide, routes, "reference")[0]
     rounded = expert_mlp(x, gate_up, down, routes, "reference")[0].to(dtype)
     # inner values are rounded too
     budget_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
-    assert_within_budget(found.double().sum(0), truth, rounded, budget_dtype)
+    assert_within_budget(result.double().sum(0), truth, rounded, budget_dtype)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])

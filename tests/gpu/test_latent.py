@@ -21,7 +21,7 @@ from looseleaf_lab.bench.attention_cases import (
     shared,
 )
 from looseleaf_lab.bench.attention_check import check
-from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.testing.budget import assert_state_within_budget
 from looseleaf_lab.testing.build import SceneBuilder
 from looseleaf_lab.testing.lists import span_list, work_list
@@ -96,6 +96,26 @@ def test_prefill_attends_within_the_budget(variant):
     assert_state_within_budget(with_values(scene, actual), truth, plain, scene.shape.dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [192, 320])
+def test_prefill_over_expanded_keys_is_within_the_budget(dtype, head_dim):
+    """Values have no rotated dims; 320 dims are those of GLM-4.7-Flash."""
+    shape = replace(LARGE, dtype=dtype, num_kv_heads=16, head_dim=head_dim, latent=False)
+    scene, rows_of, spans_of = SceneBuilder(4, shape).prefill()
+    truth, plain = dense_attention(scene), plain_attention(scene)
+    # in the rotated dims all outputs are compared as zeros
+    scene = replace(scene, shape=replace(shape, latent=True))
+    spans = replace(span_list(scene, rows_of, spans_of, tile_rows=128), value_start=64)
+    with poisoned():
+        actual = prefill_attention(
+            scene.q, scene.k_pages, scene.v_pages, spans, scene.rotation, scene.rule, None,
+            "triton",
+        )  # fmt: skip
+    assert not actual.out[..., :64].any()
+    states = (with_values(scene, state) for state in (actual, truth, plain))
+    assert_state_within_budget(*states, dtype)
+
+
 def test_e4m3_pages_are_read_as_their_numbers():
     scene = SceneBuilder(3, replace(LARGE, num_requests=3)).decode()
     narrow = to_pages(scene.k_pages.nan_to_num(0.0), FP8)
@@ -152,6 +172,26 @@ def test_answers_at_real_sizes_are_those_of_the_cpu(tmp_path, policy):
     assert [entry.token_id for entry in gpu] == [entry.token_id for entry in cpu]
     for mine, other in zip(gpu, cpu, strict=True):
         assert abs(mine.logprob - other.logprob) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "glm4_moe_lite"])
+@pytest.mark.parametrize("policy", [{}, {"fuse": Fuse("first", ratio=0.5)}], ids=["plain", "first"])
+def test_long_prompts_over_expanded_keys_answer_as_over_latents(tmp_path, family, policy):
+    folder = make_checkpoint(tmp_path, family, max_position_embeddings=4096, **SIZES)
+    documents = [Document("The archive stands in Quorin. " * n, name=f"d{n}") for n in (20, 30)]
+    prompt = ["Notes. ", *documents, "Mira Tolland keeps the keys of the archive. " * 45]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
+    found = []
+    for expands in (True, False):
+        options = {"max_num_batched_tokens": 4096, "step_ms": 0.0}
+        with LLM(folder, dtype="float32", device="cuda", num_pages=512, **options) as llm:
+            attention = llm.engine.runner.attention
+            if not expands:
+                attention.latent = None
+            output = llm.generate([prompt], params, **policy)[0]
+            assert bool(attention.counters.gathered_keys) is expands
+        found.append([entry[0].logprob for entry in output.outputs[0].logprobs])
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
 
 
 def test_documents_in_e4m3_pages_of_the_host_tier_answer_as_from_the_pool(tmp_path):

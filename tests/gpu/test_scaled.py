@@ -79,9 +79,9 @@ def test_reused_documents_give_the_answer_of_computed_ones(tmp_path: Path, kind:
         assert_agree(first, again)
 
 
-def assert_agree(one: RequestOutput, other: RequestOutput) -> None:
+def assert_agree(output: RequestOutput, other: RequestOutput) -> None:
     """Equal log-probabilities up to the first other token."""
-    for first, second in zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+    for first, second in zip(output.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
         assert first[0].logprob == pytest.approx(second[0].logprob, abs=0.1)
         if first[0].token_id != second[0].token_id:
             break

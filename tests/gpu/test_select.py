@@ -1,5 +1,7 @@
 """Selection on a CUDA device: operators beside their references, and steps beside the CPU's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -162,6 +164,28 @@ BY_TENSORS = [
     Select("representatives", mass=0.6, dense_below=0),
     Select("quest", mass=0.9, tokens=160, dense_layers=(), dense_below=0),
 ]  # fmt: skip
+
+
+SHARED = [
+    Select("quest", tokens=128, dense_below=0, dense_layers=(), anchors=(0, 3)),
+    Select("quest", tokens=128, dense_below=0, anchors=(2,)),
+    Select("representatives", mass=0.6, dense_below=0, anchors=(2, 5)),
+]
+
+
+@pytest.mark.parametrize("select", SHARED, ids=str)
+def test_layers_that_share_a_choice_replay_with_the_answers_of_the_cpu(select: Select) -> None:
+    mine, engine = answers(True, [{"select": select}] * 3)
+    graphs = engine.runner.graphs
+    assert graphs is not None and graphs.replays >= engine.counters.steps - 1
+    assert_alike(mine, answers(False, [{"select": select}] * 3)[0])
+    llm = LLM(dtype="float32", device="cpu", num_pages=512)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    others = llm.generate(PROMPTS, params, select=select)
+    assert [tokens for tokens, _ in mine] == [o.token_ids for o in others]
+    # anchors at every layer have the answers of a choice in each
+    own, every = (replace(select, anchors=anchors) for anchors in (None, tuple(range(8))))
+    assert answers(True, [{"select": every}] * 3)[0] == answers(True, [{"select": own}] * 3)[0]
 
 
 # what chooses by places alone can't be revised

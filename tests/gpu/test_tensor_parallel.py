@@ -41,8 +41,8 @@ def scores(llm: LLM, **policies: Any) -> list[list[float]]:
 def test_two_gpus_answer_as_one(tmp_path: Path, all_reduce: str, graphs: bool) -> None:
     options: dict[str, Any] = {"dtype": "float32", "device": "cuda", "num_pages": 96}
     folder = make_checkpoint(tmp_path / "model", "qwen3")
-    with LLM(folder, **options) as one:
-        expected = {name: scores(one, **policy) for name, policy in POLICIES.items()}
+    with LLM(folder, **options) as single:
+        expected = {name: scores(single, **policy) for name, policy in POLICIES.items()}
     both = {"tensor_parallel": 2, "all_reduce": all_reduce, "cuda_graphs": graphs}
     with LLM(folder, **options, **both) as llm:
         for name, policy in POLICIES.items():

@@ -13,7 +13,8 @@ from looseleaf.config import CacheConfig, EngineConfig, SchedulerConfig
 from looseleaf.models import Decoder
 from looseleaf.ops.compiled import num_compiled
 from looseleaf.prompt.request import DocumentPart, Request, TextPart
-from looseleaf_lab.bench.random_model import model_shape, random_engine, random_weights
+from looseleaf_lab.bench.model_shapes import model_shape
+from looseleaf_lab.bench.random_model import random_engine, random_weights
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: run make test-gpu"
@@ -48,7 +49,7 @@ def _compiled():
     kernels = {id(kernel): kernel for kernel in _kernels()}.values()
     counts = Counter()
     for kernel in kernels:
-        counts[kernel.fn.__name__] += sum(len(held[0]) for held in kernel.device_caches.values())
+        counts[kernel.fn.__name__] += sum(len(cache[0]) for cache in kernel.device_caches.values())
     return counts
 
 
@@ -91,7 +92,7 @@ def test_a_mix_of_requests_compiles_no_kernel_once_the_engine_is_warm():
 
     documents = [tokens(rng.randrange(100, 600)) for _ in range(8)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    told = {}
+    compilations = {}
     for policy in POLICIES:
         # alone, together, and one after another
         for number, between in ((1, 0), (5, 0), (25, 0), (6, 3)):
@@ -104,12 +105,12 @@ def test_a_mix_of_requests_compiles_no_kernel_once_the_engine_is_warm():
                     engine.step()
             while engine.has_work:
                 engine.step()
-        told[str(policy)] = dict(_compiled() - before)
+        compilations[str(policy)] = dict(_compiled() - before)
     for number, length in ((1, 3001), (3, 700), (40, 33)):
         for n in range(number):
             engine.add(Request(f"text {number} {n}", (TextPart(tokens(length + n)),), params))
         while engine.has_work:
             engine.step()
-        told[f"{number} texts"] = dict(_compiled() - before)
-    assert not any(told.values()), told
+        compilations[f"{number} texts"] = dict(_compiled() - before)
+    assert not any(compilations.values()), compilations
     engine.check()

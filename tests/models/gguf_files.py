@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 
 from looseleaf.models.tokenizer.detokenizer import byte_alphabet
@@ -13,6 +13,7 @@ ARCHITECTURES = {
     **{"gemma3_text": "gemma3", "glm": "glm4", "mistral": "llama", "mixtral": "llama"},
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe"},
     **{"ministral3": "mistral3", "gpt_oss": "gpt-oss"},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -36,6 +37,11 @@ _PARTS = {
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
 }
@@ -85,6 +91,9 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
         if ".experts." in rest or rest.endswith("correction_bias"):
             tensors |= _of_experts(f"blk.{layer}.", rest, array)
             continue
+        if rest == "self_attn.kv_b_proj.weight":
+            tensors |= _of_latents(f"blk.{layer}.", config, array)
+            continue
         part, kind = rest.rsplit(".", 1)
         if part == "mlp.shared_expert_gate":
             array = array[0]
@@ -104,6 +113,15 @@ def _of_experts(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarr
         return {f"{prefix}ffn_gate_exps.weight": gate, f"{prefix}ffn_up_exps.weight": up}
     name = "ffn_down_exps.weight" if rest.endswith("down_proj") else "exp_probs_b.bias"
     return {prefix + name: array}
+
+
+def _of_latents(prefix: str, config: Any, array: np.ndarray) -> dict[str, np.ndarray]:
+    """The map of latents: one matrix in older files, here V2's, else two tensors."""
+    if config.model_type == "deepseek_v2":
+        return {f"{prefix}attn_kv_b.weight": array}
+    heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = np.split(heads, [config.qk_nope_head_dim], 1)
+    return {f"{prefix}attn_k_b.weight": keys.swapaxes(1, 2), f"{prefix}attn_v_b.weight": values}
 
 
 def _of_gpt_oss(prefix: str, rest: str, array: np.ndarray) -> dict[str, np.ndarray]:
@@ -132,11 +150,19 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
+    if hasattr(config, "kv_lora_rank"):
+        _write_latents(config, writer)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if getattr(config, "sliding_window", None) and family in _WINDOWED:
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma2":
@@ -160,18 +186,42 @@ def metadata_of(config: Any, writer: GGUFWriter) -> None:
     writer.add_eos_token_id(257)
 
 
+def _write_latents(config: Any, writer: GGUFWriter) -> None:
+    """The sizes of expanded keys and values, and in newer files of stored keys."""
+    expanded = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    stored = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+    is_old = config.model_type == "deepseek_v2"
+    writer.add_head_count_kv(config.num_attention_heads if is_old else 1)
+    key_length, value_length = expanded if is_old else stored
+    writer.add_key_length(key_length)
+    writer.add_value_length(value_length)
+    if not is_old:
+        writer.add_key_length_mla(expanded[0])
+        writer.add_value_length_mla(expanded[1])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+
+
 def _write_experts(config: Any, writer: GGUFWriter) -> None:
-    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    names = "num_local_experts", "num_experts", "n_routed_experts"
+    writer.add_expert_count(next(filter(None, (getattr(config, n, None) for n in names))))
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if hasattr(config, "shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type == "glm4_moe":
+    if hasattr(config, "n_shared_experts"):
         writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        dense = getattr(config, "first_k_dense_replace", None)
+        if dense is None:
+            dense = config.mlp_layer_types.count("dense")
+        writer.add_leading_dense_block_count(dense)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_expert_weights_norm(config.norm_topk_prob)
+        if config.norm_topk_prob:
+            writer.add_expert_weights_norm(True)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
 

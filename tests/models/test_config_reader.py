@@ -178,8 +178,8 @@ def test_olmo_2_norms_branches_only_and_all_heads_as_one() -> None:
 def test_granite_scales_its_scores_by_1_unless_told() -> None:
     config = parse_config({**BASE, "model_type": "granite"})
     assert config.softmax_scale == config.embedding_multiplier == config.logits_scaling == 1.0
-    given = {"attention_multiplier": 0.015625, "residual_multiplier": 0.22}
-    config = parse_config({**BASE, "model_type": "granite", **given})
+    factors = {"attention_multiplier": 0.015625, "residual_multiplier": 0.22}
+    config = parse_config({**BASE, "model_type": "granite", **factors})
     assert (config.softmax_scale, config.residual_multiplier) == (0.015625, 0.22)
 
 
@@ -324,10 +324,10 @@ def test_smollm3_turns_all_layers_but_every_so_many_th_or_those_that_are_listed(
     assert parse_config(SMOL).windows == ()
 
 
-@pytest.mark.parametrize("given", [[], [1, 1], [1, 1, 2, 0], [1, 1, 1, "x"]])
-def test_smollm3_with_another_list_of_layers_is_refused(given: list[Any]) -> None:
+@pytest.mark.parametrize("layers", [[], [1, 1], [1, 1, 2, 0], [1, 1, 1, "x"]])
+def test_smollm3_with_another_list_of_layers_is_refused(layers: list[Any]) -> None:
     with pytest.raises(CorruptCheckpoint, match="a 0 or a 1 for each of 4 layers"):
-        parse_config({**SMOL, "no_rope_layers": given})
+        parse_config({**SMOL, "no_rope_layers": layers})
 
 
 def test_smollm3_has_windows_only_where_they_are_switched_on() -> None:

@@ -19,11 +19,11 @@ from looseleaf.models.checkpoint.gguf.container import read_container
 from looseleaf.models.experts import apply_experts
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import beats_packed_bfloat16
-from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_checkpoint, make_model
+from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_model, write_checkpoint
 from tests.models.gguf_files import write_gguf
 
 _SAFETENSORS = ("phi", "mistral", "glm", "gemma4_text")
-CONVERTED = [f for f in FAMILIES if f not in (*_SAFETENSORS, *LATENT_FAMILIES)]
+CONVERTED = [f for f in FAMILIES if f not in _SAFETENSORS]
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,11 @@ def test_a_file_has_the_weights_and_the_shape_of_its_model(family: str, tmp_path
         "qwen2_moe": {"use_sliding_window": False, "mlp_only_layers": []},
         "qwen3_moe": {"norm_topk_prob": True, "mlp_only_layers": []},
     }.get(family, {})
-    folder = make_checkpoint(tmp_path / "model", family, **more)
-    converted = find_checkpoint(write_gguf(tmp_path / "model.gguf", make_model(family, **more)))
+    model = make_model(family, "yarn" if family in LATENT_FAMILIES else "default", **more)
+    if family in LATENT_FAMILIES:
+        model.config.rope_parameters |= {"mscale": 0.7, "mscale_all_dim": 0.7}
+    folder = write_checkpoint(tmp_path / "model", model)
+    converted = find_checkpoint(write_gguf(tmp_path / "model.gguf", model))
     expected, shape = read_config(folder), read_config(converted)
     if family == "gemma3_text":
         # files of this architecture store one base, that of layers without a window
@@ -78,6 +81,9 @@ def test_a_file_has_the_weights_and_the_shape_of_its_model(family: str, tmp_path
         expected = dataclasses.replace(expected, layer_ropes=(local,) * 3)
         scale = expected.head_dim**-0.5
         expected = dataclasses.replace(expected, softmax_scale=scale)
+    if family == "glm4_moe_lite":
+        # another name of the same law
+        expected = dataclasses.replace(expected, family="deepseek_v3")
     if family == "gemma2":
         expected = dataclasses.replace(expected, softmax_scale=expected.head_dim**-0.5)
     written, stated = (dataclasses.asdict(c) | {"torch_dtype": ""} for c in (expected, shape))
@@ -109,6 +115,28 @@ def test_experts_stay_in_their_blocks(family: str, tmp_path: Path) -> None:
     mine, exact = (apply_experts(normed, w.layers[-1], shape) for w in (kept, plain))
     # activations are rounded to 8 bits
     assert (mine - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_maps_of_latents_and_wide_shared_experts_are_read_as_values(
+    family: str, tmp_path: Path
+) -> None:
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 2}
+    model = make_model(family, **sizes, **({"q_lora_rank": 32} if family == "deepseek_v3" else {}))
+    folders = (
+        find_checkpoint(write_gguf(tmp_path / "model.gguf", model, "Q8_0")),
+        write_checkpoint(tmp_path / "model", model),
+    )
+    rounded, exact = (load_weights(f, read_config(f), torch.float32).layers[-1] for f in folders)
+    assert rounded.latent is not None and exact.latent is not None
+    for mine, other in (
+        (rounded.latent.key_up, exact.latent.key_up),
+        (rounded.latent.value_up, exact.latent.value_up),
+        (rounded.gate_up.weight, exact.gate_up.weight),
+        (rounded.down.weight, exact.down.weight),
+    ):
+        assert isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor)
+        assert 0 < (mine - other).norm() < 0.01 * other.norm()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16", "BF16"])

@@ -14,7 +14,8 @@ from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.product_chain import ProductChain, Stage
 from looseleaf.ops.dense.quantized_linear import PackedMatrix
-from looseleaf_lab.bench.random_model import model_shape, random_weights
+from looseleaf_lab.bench.model_shapes import model_shape
+from looseleaf_lab.bench.random_model import random_weights
 from looseleaf_lab.testing.poison import poisoned
 from looseleaf_lab.testing.quantized import normal_blocks
 from tests.models.dense_attend import DenseAttend

@@ -216,7 +216,7 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
     family: str, rows: list[int], tmp_path: Path
 ) -> None:
     decoder = load(make_checkpoint(tmp_path, family), LENGTH)
-    attend, asked = (
+    attend, numbers = (
         DenseAttend(decoder.config, sinks=sinks_of(decoder)),
         torch.tensor(rows, dtype=torch.int64),
     )
@@ -224,10 +224,10 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
     whole = decoder.forward(torch.arange(12), attend)
     narrowed = DenseAttend(decoder.config, sinks=sinks_of(decoder))
     narrowed.positions = torch.arange(12)
-    narrowed.asked = asked
-    hidden = decoder.forward(torch.arange(12), narrowed, asked=asked)
+    narrowed.asked = numbers
+    hidden = decoder.forward(torch.arange(12), narrowed, asked=numbers)
     assert hidden.shape == (len(rows), 64)
-    torch.testing.assert_close(hidden, whole[asked])
+    torch.testing.assert_close(hidden, whole[numbers])
     # what later tokens will read is there for all rows
     stored = decoder.config.kv_layer(decoder.config.num_layers - 1)
     torch.testing.assert_close(narrowed.keys[stored][0], attend.keys[stored][0])

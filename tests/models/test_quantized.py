@@ -14,7 +14,8 @@ from looseleaf.models.layers import DecoderWeights, LayerWeights, apply_gated
 from looseleaf.models.linear import Projection, add_project, look_up, project, unpack
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
-from looseleaf_lab.bench.random_model import model_shape, random_weights
+from looseleaf_lab.bench.model_shapes import model_shape
+from looseleaf_lab.bench.random_model import random_weights
 from looseleaf_lab.testing.quantized import normal_blocks, random_blocks
 from tests.models.dense_attend import DenseAttend
 
@@ -100,10 +101,32 @@ def test_parts_of_several_formats_are_one_matrix() -> None:
     torch.testing.assert_close(added, product + residual)
 
 
+def test_planes_of_several_formats_are_one_matrix() -> None:
+    names = ("Q4_K", "Q4_K", "Q6_K")
+    parts = [normal_blocks(name, 64, 256, seed=n) for n, name in enumerate(names)]
+    weight = QuantizedWeight.in_planes(parts, torch.float32, torch.device("cpu"))
+    assert [part.features for part in weight.parts] == [128, 64]
+    assert weight.shape == (192, 256) and not weight.can_gate
+    assert weight.nbytes <= 1.03 * sum(part.nbytes for part in parts)
+    values = torch.cat([part.dequantize() for part in parts])
+    assert torch.equal(unpack(weight), values)
+    x, bias, residual = torch.randn(3, 256), torch.randn(192), torch.randn(3, 192)
+    exact = functional.linear(x, values)
+    torch.testing.assert_close(project(x, Projection(weight, bias)), exact + bias)
+    torch.testing.assert_close(
+        add_project(residual.clone(), x, Projection(weight)), exact + residual
+    )
+    torch.testing.assert_close(weight.summands(x), exact)
+
+
 def test_rows_of_an_embedding_are_dequantized() -> None:
-    matrix, tokens = normal_blocks("Q5_0", 70, 96), torch.tensor([69, 0, 3, 3])
-    for native in (True, False):
-        weight = QuantizedWeight.create([matrix], torch.bfloat16, native=native)
+    matrix, tokens = normal_blocks("Q5_0", 64, 192), torch.tensor([63, 0, 3, 3])
+    for form in ("packed", "blocks", "planes"):
+        if form == "planes":
+            weight = QuantizedWeight.in_planes([matrix], torch.bfloat16, torch.device("cpu"))
+        else:
+            native = form == "packed"
+            weight = QuantizedWeight.create([matrix], torch.bfloat16, native=native)
         expected = matrix.dequantize()[tokens].bfloat16()
         assert torch.equal(look_up(weight, tokens), expected)
 

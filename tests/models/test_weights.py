@@ -99,18 +99,18 @@ def test_sharded_and_single_checkpoints_load_the_same(folder: Path) -> None:
     shard(folder)
     parts = load(folder)
     assert torch.equal(parts.lm_head.weight, whole.lm_head.weight)
-    for one, other in zip(whole.layers, parts.layers, strict=True):
-        assert torch.equal(one.qkv.weight, other.qkv.weight)
-        assert torch.equal(one.down.weight, other.down.weight)
+    for layer, other in zip(whole.layers, parts.layers, strict=True):
+        assert torch.equal(layer.qkv.weight, other.qkv.weight)
+        assert torch.equal(layer.down.weight, other.down.weight)
 
 
 def tensors_of(weights: DecoderWeights) -> list[torch.Tensor]:
     """All of them, in order."""
-    found = [weights.embedding, *weights.final_norm[:1], weights.lm_head.weight]
+    tensors = [weights.embedding, *weights.final_norm[:1], weights.lm_head.weight]
     for layer in weights.layers:
         projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
-        found += [layer.input_norm.weight, *(projection.weight for projection in projections)]
-    return [unpack(tensor) for tensor in found]
+        tensors += [layer.input_norm.weight, *(projection.weight for projection in projections)]
+    return [unpack(tensor) for tensor in tensors]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -135,7 +135,7 @@ def test_several_threads_load_the_same_bytes(
             weights = load_weights(folder, config, torch.float32, packed=packed)
         loaded.append(tensors_of(weights))
     assert len(readers) == 2
-    assert all(torch.equal(one, other) for one, other in zip(*loaded, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(*loaded, strict=True))
 
 
 def test_weights_come_in_the_dtype_asked_for(folder: Path) -> None:

@@ -21,6 +21,13 @@ from looseleaf.ops.dense.gated_linear.kernel import _gated_linear_kernel, gated_
 from looseleaf.ops.dense.gated_many.kernel import _gated_many_kernel, gated_linear_many
 from looseleaf.ops.dense.gated_several.kernel import _gated_several_kernel, gated_linear_several
 from looseleaf.ops.dense.likeliest.kernel import _blocks_kernel, _row_kernel, likeliest_triton
+from looseleaf.ops.dense.plane_linear import split_planes
+from looseleaf.ops.dense.plane_linear.kernel import (
+    _dequantize_planes_kernel,
+    _plane_linear_kernel,
+    dequantize_planes_triton,
+)
+from looseleaf.ops.dense.plane_linear.kernel import launch as launch_planes
 from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.dense.scaled_linear import quantize
 from looseleaf.ops.dense.scaled_linear.kernel import (
@@ -100,6 +107,7 @@ from looseleaf_lab.testing.candidates import (
 )
 from looseleaf_lab.testing.compile import Compiled, compiling
 from looseleaf_lab.testing.lists import span_list, work_list
+from looseleaf_lab.testing.quantized import random_blocks
 from looseleaf_lab.testing.scene import Scene, Shape
 
 EVERY_FEATURE = Shape(
@@ -226,9 +234,9 @@ def _compile_layer(dtype: torch.dtype) -> None:
         rms_norm_triton(stream, weight[0].float(), 1e-5)
     numbers = torch.zeros(300, dtype=torch.int32)
     fetch_numbers_triton(numbers, numbers.clone())
-    told = torch.zeros(2, num_blocks(len(numbers)) + len(numbers), dtype=torch.int32)
-    counted = torch.zeros(1, dtype=torch.int64)
-    fetch_turn_triton(told, torch.zeros(len(numbers), dtype=torch.int32), counted)
+    turns = torch.zeros(2, num_blocks(len(numbers)) + len(numbers), dtype=torch.int32)
+    count = torch.zeros(1, dtype=torch.int64)
+    fetch_turn_triton(turns, torch.zeros(len(numbers), dtype=torch.int32), count)
     likeliest_triton(stream)
     if dtype is torch.bfloat16:
         _compile_packing()
@@ -281,7 +289,7 @@ def compiled_scaled() -> Iterator[Compiled]:
     """Products with codes, by that generation's instructions and without."""
     weight, kernels = torch.randn(128, 512), (_scaled_linear_kernel, _add_parts_kernel)
     vectors = (_one_vector_kernel, _scaled_vectors_kernel)
-    with compiling(*kernels, _quantize_rows_kernel, *vectors) as found:
+    with compiling(*kernels, _quantize_rows_kernel, *vectors) as binaries:
         for kind in ("fp8", "int8", "int4"):
             matrix = quantize(weight, kind)
             for rows in (1, 64):
@@ -292,6 +300,20 @@ def compiled_scaled() -> Iterator[Compiled]:
             for rows in (1, 2) if kind != "int4" else ():
                 launch_vectors(x[:rows], matrix, out[:, :rows], chained=True)
         quantize_rows_triton(x)
+    yield from binaries
+
+
+def compiled_planes() -> Iterator[Compiled]:
+    """Products with GGUF's formats and their values: each branch, not each of their pairs."""
+    cases = ("Q4_0", 1, torch.bfloat16), ("Q5_1", 64, torch.bfloat16), ("Q8_0", 1, torch.float16)
+    blocks = ("Q4_K", 1, torch.bfloat16), ("Q6_K", 64, torch.bfloat16)
+    numbers = torch.zeros(2, dtype=torch.int64)
+    with compiling(_plane_linear_kernel, _dequantize_planes_kernel) as found:
+        for name, rows, dtype in (*cases, *blocks):
+            planes = split_planes(random_blocks(name, 64, 512), torch.device("cpu"))
+            x, out = torch.zeros(rows, 512, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
+            launch_planes(x, planes, out, chained=True)
+            dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
     yield from found
 
 
@@ -306,7 +328,7 @@ def compiled_experts() -> Iterator[Compiled]:
         ExpertConfig(60, 4, 768, normalized=False, num_shared=4, shared_gate=True),
     )
     routing = (_route_kernel, _group_few_kernel, _count_kernel, _sum_kernel, _place_kernel)
-    with compiling(*routing, _gate_kernel, _down_kernel) as found:
+    with compiling(*routing, _gate_kernel, _down_kernel) as binaries:
         for law in laws:
             bias = torch.zeros(law.num_experts) if law.selection_bias else None
             for logits in (torch.zeros(4, 8, 320), torch.zeros(100, 320)):
@@ -336,11 +358,11 @@ def compiled_experts() -> Iterator[Compiled]:
         for rows in (1, 200):
             few = x[:1].expand(rows, -1).contiguous()
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
-            some = Routes(pairs, torch.zeros(rows, slots))
-            expert_mlp_triton(few, *codes, some, experts, ClampedSwiglu(), biases)
+            slot_routes = Routes(pairs, torch.zeros(rows, slots))
+            expert_mlp_triton(few, *codes, slot_routes, experts, ClampedSwiglu(), biases)
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
-    yield from found
+    yield from binaries
 
 
 def compiled_groups(num_qo_heads: int) -> Iterator[Compiled]:
@@ -382,7 +404,8 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
 
 
 def compiled_latent() -> Iterator[Compiled]:
-    """Both tiles of decode over latent keys, prefill with patches, and a store."""
+    """Both tiles of decode over latent keys, prefill with patches and over expanded keys, and a
+    store."""
     costs = default_cost_model(LATENT.head_dim, 2, 132, latent=True)
     kernels_of = _partial_attention_kernel, _prefill_attention_kernel, _store_kv_kernel
     with compiling(*kernels_of) as kernels:
@@ -399,7 +422,20 @@ def compiled_latent() -> Iterator[Compiled]:
         spans = span_list(scene, rows_of, spans_of, tile_rows=8)
         rest = scene.rotation, scene.rule, scene.slot_positions
         prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
+        _compile_expanded()
     yield from kernels
+
+
+def _compile_expanded() -> None:
+    """Prefill over keys expanded from latents: dims of DeepSeek's and of GLM-4.7-Flash's heads."""
+    for dtype, head_dim in ((torch.bfloat16, 192), (torch.float32, 192), (torch.float16, 320)):
+        shape = Shape(
+            dtype=dtype, head_dim=head_dim, rotary_dim=64, num_kv_heads=4, interleaved=True
+        )
+        scene, rows_of, spans_of = SceneBuilder(0, replace(shape, most_rows=200)).prefill()
+        spans = span_list(scene, rows_of, spans_of, tile_rows=128)
+        pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule, None)
+        prefill_attention_triton(scene.q, *pages, replace(spans, value_start=64), *rest)
 
 
 if __name__ == "__main__":
@@ -413,6 +449,8 @@ if __name__ == "__main__":
         print(json.dumps({"shape": "gated"} | asdict(kernel)), flush=True)
     for kernel in compiled_scaled():
         print(json.dumps({"shape": "scaled"} | asdict(kernel)), flush=True)
+    for kernel in compiled_planes():
+        print(json.dumps({"shape": "planes"} | asdict(kernel)), flush=True)
     for kernel in compiled_experts():
         print(json.dumps({"shape": "experts"} | asdict(kernel)), flush=True)
     for kernel in compiled_latent():

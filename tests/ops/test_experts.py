@@ -50,9 +50,9 @@ def drawn(rows: int, law: ExpertConfig, parts: int = 0) -> tuple[Tensor, Tensor 
 def test_the_kernel_routes_as_the_reference(name: str, rows: int, parts: int) -> None:
     law = LAWS[name]
     logits, bias = drawn(rows, law, parts)
-    expected, found = (route(logits, law, bias, kind) for kind in ("reference", "triton"))
-    assert torch.equal(found.experts, expected.experts)
-    torch.testing.assert_close(found.weights, expected.weights)
+    expected, result = (route(logits, law, bias, kind) for kind in ("reference", "triton"))
+    assert torch.equal(result.experts, expected.experts)
+    torch.testing.assert_close(result.weights, expected.weights)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "triton"])
@@ -106,10 +106,10 @@ def test_the_kernel_groups_as_the_reference(
     rows: int, slots: int, num_experts: int, tile: int
 ) -> None:
     experts = torch.randint(0, num_experts, (rows, slots), dtype=torch.int32, device=DEVICE)
-    expected, found = (group_rows(experts, num_experts, tile, k) for k in ("reference", "triton"))
-    assert torch.equal(found.order, expected.order)
-    assert torch.equal(found.tiles, expected.tiles)
-    assert len(found.tiles) == most_tiles(rows * slots, num_experts, tile)
+    expected, result = (group_rows(experts, num_experts, tile, k) for k in ("reference", "triton"))
+    assert torch.equal(result.order, expected.order)
+    assert torch.equal(result.tiles, expected.tiles)
+    assert len(result.tiles) == most_tiles(rows * slots, num_experts, tile)
 
 
 @pytest.mark.parametrize("num_experts", [1, 7, 50])
@@ -154,22 +154,22 @@ def test_grouped_products_are_within_the_budget(
 ) -> None:
     x, gate_up, down, routes = mixture(rows, hidden, inner, SMALL, dtype)
     with poisoned():
-        found = expert_mlp(x, gate_up, down, routes, "triton", activation=activation)
-    assert found.shape == (SMALL.num_slots, rows, hidden)
+        result = expert_mlp(x, gate_up, down, routes, "triton", activation=activation)
+    assert result.shape == (SMALL.num_slots, rows, hidden)
     wide = [matrix.double() for matrix in (x, gate_up, down)]
     truth = expert_mlp(*wide, routes, "reference", activation=activation)[0]
     plain = expert_mlp(x, gate_up, down, routes, "reference", activation=activation)[0]
-    assert_within_budget(found.double().sum(0), truth, plain.to(dtype), dtype)
+    assert_within_budget(result.double().sum(0), truth, plain.to(dtype), dtype)
 
 
 @pytest.mark.parametrize("rows", [7, 30, 100, 200])
 def test_every_size_of_tile_gives_the_reference(rows: int) -> None:
     law = ExpertConfig(2, 2, 32)
     x, gate_up, down, routes = mixture(rows, 64, 32, law, torch.float16)
-    found = expert_mlp(x, gate_up, down, routes, "triton").double().sum(0)
+    result = expert_mlp(x, gate_up, down, routes, "triton").double().sum(0)
     truth = expert_mlp(x.double(), gate_up.double(), down.double(), routes, "reference")[0]
     plain = expert_mlp(x, gate_up, down, routes, "reference")[0].half()
-    assert_within_budget(found, truth, plain, torch.float16)
+    assert_within_budget(result, truth, plain, torch.float16)
 
 
 def test_biases_are_added_before_the_activation_and_before_the_weight() -> None:
@@ -179,7 +179,7 @@ def test_biases_are_added_before_the_activation_and_before_the_weight() -> None:
         "gate_up_bias": torch.randn(len(gate_up), device=DEVICE),
         "down_bias": torch.randn(len(down), device=DEVICE),
     }
-    found = expert_mlp(x, gate_up, down, routes, "triton", **biases).sum(0)
+    result = expert_mlp(x, gate_up, down, routes, "triton", **biases).sum(0)
     expected = torch.zeros_like(x)
     gates, downs = gate_up.view(3, 64, 64), down.view(3, 64, 32)
     gate_bias, down_bias = biases["gate_up_bias"].view(3, 64), biases["down_bias"].view(3, 64)
@@ -188,7 +188,7 @@ def test_biases_are_added_before_the_activation_and_before_the_weight() -> None:
             gate, up = (gates[expert] @ x[row] + gate_bias[expert]).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
             expected[row] += weight * (downs[expert] @ inner + down_bias[expert])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
@@ -197,11 +197,11 @@ def test_products_with_codes_are_those_of_their_values(kind: Codes, rows: int) -
     law = ExpertConfig(2, 2, 128)
     x, gate_up, down, routes = mixture(rows, 256, 128, law, torch.float16)
     codes = [quantize(matrix, kind).laid_out() for matrix in (gate_up, down)]
-    found = expert_mlp(x, *codes, routes, "triton").double().sum(0)
+    result = expert_mlp(x, *codes, routes, "triton").double().sum(0)
     values = [dequantize(matrix, torch.float64) for matrix in codes]
     truth = expert_mlp(x.double(), *values, routes, "reference")[0]
     plain = expert_mlp(x, *[v.half() for v in values], routes, "reference")[0].half()
-    assert_within_budget(found, truth, plain, torch.float16)
+    assert_within_budget(result, truth, plain, torch.float16)
 
 
 def test_groups_of_a_row_have_their_own_scales() -> None:
@@ -209,9 +209,9 @@ def test_groups_of_a_row_have_their_own_scales() -> None:
     x, gate_up, down, routes = mixture(3, 256, 256, law, torch.float16)
     codes = [quantize(matrix, "int4", 256) for matrix in (gate_up, down)]
     fine = [quantize(matrix, "int4", 128) for matrix in (gate_up, down)]
-    found = [expert_mlp(x, *m, routes, "triton").sum(0) for m in (codes, fine)]
+    results = [expert_mlp(x, *m, routes, "triton").sum(0) for m in (codes, fine)]
     expected = [expert_mlp(x, *m, routes, "reference")[0] for m in (codes, fine)]
-    for mine, reference in zip(found, expected, strict=True):
+    for mine, reference in zip(results, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=0.01, atol=0.01)
     assert not torch.allclose(*expected, rtol=0.01, atol=0.01)
 
@@ -233,8 +233,8 @@ def test_c_kernels_give_the_experts_in_turn(name: str, rows: int, dtype: torch.d
         inner = parts[0].multiply(x[own], torch.empty(len(own), 256, dtype=dtype), gated=True)
         product = parts[1].multiply(inner, torch.empty(len(own), 256, dtype=dtype)).float()
         expected.index_add_(0, own, product * routes.weights[own, slots, None])
-    found = expert_mlp_native(x, gate_up, down, routes)
-    torch.testing.assert_close(found, expected.to(dtype))
+    result = expert_mlp_native(x, gate_up, down, routes)
+    torch.testing.assert_close(result, expected.to(dtype))
     with pytest.raises(InvalidOption, match="can't take"):
         expert_mlp_native(x[:, :64], gate_up, down, routes)
 
@@ -262,7 +262,7 @@ def test_products_of_mxfp4_are_those_of_its_values(rows: int, hidden: int, inner
         "down_bias": torch.randn(down.features, device=DEVICE),
     }
     with poisoned():
-        found = expert_mlp(x, gate_up, down, routes, "triton", **options)
+        result = expert_mlp(x, gate_up, down, routes, "triton", **options)
     values = gate_up.dequantize(), down.dequantize()
     wide = [matrix.double() for matrix in (x, *values)]
     truth = expert_mlp(*wide, routes, "reference", **options)[0]
@@ -270,7 +270,7 @@ def test_products_of_mxfp4_are_those_of_its_values(rows: int, hidden: int, inner
     halves = [value.half() for value in values]
     assert all(torch.equal(h.float(), v) for h, v in zip(halves, values, strict=True))
     plain = expert_mlp(x, *halves, routes, "reference", **options)[0].half()
-    assert_within_budget(found.double().sum(0), truth, plain, torch.float16)
+    assert_within_budget(result.double().sum(0), truth, plain, torch.float16)
     same = expert_mlp(x, gate_up, down, routes, "reference", **options)[0].half()
     assert torch.equal(same, plain)
 

@@ -130,26 +130,26 @@ def test_what_entries_have_seen_and_what_they_have_not_is_all_there_is(
     scene = decode_scene(8, replace(shape, num_documents=1))
     work = work_list(scene)
     bit = torch.arange(len(work.page_indices), dtype=torch.int32, device=DEVICE) // 2 % 2
-    one, two, both = (
+    first, second, whole = (
         partial_states(scene, replace(work, page_seen=seen), implementation)
         for seen in (bit, 1 - bit, None)
     )
     # what stands behind the bits that are given is new to everybody
     none = partial_states(scene, replace(work, page_seen=bit[:0]), implementation)
-    assert torch.equal(none.lse, both.lse)
+    assert torch.equal(none.lse, whole.lse)
     indptr = work.item_entry_indptr[: int(work.num_items) + 1].long()
     later = torch.ones(int(indptr[-1]), dtype=torch.bool, device=DEVICE)
     later[indptr[:-1][indptr.diff() > 0]] = False
     states = work.entry_state[: len(later)].long()
-    assert later.any() and (one.lse[states] != both.lse[states])[later].any()
-    joined = torch.logaddexp(one.lse, two.lse)[states]
-    torch.testing.assert_close(joined[later], both.lse[states][later])
-    assert torch.equal(one.lse[states][~later], both.lse[states][~later])
-    weight = (one.lse - torch.logaddexp(one.lse, two.lse)).exp().nan_to_num(0.0)[..., None]
-    out = torch.where(weight > 0, one.out, 0) * weight
-    out += torch.where(weight < 1, two.out, 0) * (1 - weight)
+    assert later.any() and (first.lse[states] != whole.lse[states])[later].any()
+    joined = torch.logaddexp(first.lse, second.lse)[states]
+    torch.testing.assert_close(joined[later], whole.lse[states][later])
+    assert torch.equal(first.lse[states][~later], whole.lse[states][~later])
+    weight = (first.lse - torch.logaddexp(first.lse, second.lse)).exp().nan_to_num(0.0)[..., None]
+    out = torch.where(weight > 0, first.out, 0) * weight
+    out += torch.where(weight < 1, second.out, 0) * (1 - weight)
     there = later[:, None] & (joined > -torch.inf)
-    torch.testing.assert_close(out[states][there], both.out[states][there])
+    torch.testing.assert_close(out[states][there], whole.out[states][there])
 
 
 @BOTH

@@ -16,7 +16,7 @@ from looseleaf.models.linear import unpack
 from looseleaf.ops.dense.quantized_linear import FORMATS
 from looseleaf.ops.dense.scaled_linear import ScaledMatrix, dequantize, quantize
 from looseleaf.parallel import Collectives, Cut, Link, Ranks, Shard
-from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.testing.quantized import normal_blocks
 from tests.models.scaled_files import FORMS, write_scaled
 

@@ -36,9 +36,9 @@ PROMPT = [words(1, 20), *DOCUMENTS, words(2, 24)]
 def test_two_ranks_answer_as_one(checkpoint: Folder, family: str) -> None:
     prompts = [words(0, 40), PROMPT]
     params = [GREEDY, drawn(5, 4, temperature=0.8, top_p=0.9)]
-    one = make_llm(checkpoint(family))
+    single = make_llm(checkpoint(family))
     with Pair(checkpoint(family)) as pair:
-        assert_same_answers(ask(pair.llm, prompts, params), ask(one, prompts, params))
+        assert_same_answers(ask(pair.llm, prompts, params), ask(single, prompts, params))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_an_output_follows_a_grammar_that_rank_0_has(both: tuple[LLM, LLM]) -> N
 
 
 def test_refused_requests_leave_the_ranks_together(both: tuple[LLM, LLM]) -> None:
-    pair, one = both
+    pair, single = both
     with pytest.raises(PromptTooLong):
         pair.generate([words(1, 400)], GREEDY)
     with pytest.raises(InvalidRequest):
@@ -108,7 +108,7 @@ def test_refused_requests_leave_the_ranks_together(both: tuple[LLM, LLM]) -> Non
     with pytest.raises(DeadlineExceeded):
         pair.generate([PROMPT], drawn(1, 60), deadline=1e-6)
     assert_idle(pair)
-    assert_same_answers([answer(pair, PROMPT)], [answer(one, PROMPT)])
+    assert_same_answers([answer(pair, PROMPT)], [answer(single, PROMPT)])
 
 
 def test_registered_documents_are_those_of_all_ranks(both: tuple[LLM, LLM]) -> None:

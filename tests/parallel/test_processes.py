@@ -23,8 +23,8 @@ def is_running(pid: int) -> bool:
 
 def test_a_rank_that_dies_ends_the_engine_with_one_error() -> None:
     options = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 64}
-    with LLM(**options) as one:
-        [expected] = one.generate([PROMPT], PARAMS)
+    with LLM(**options) as single:
+        [expected] = single.generate([PROMPT], PARAMS)
     with LLM(tensor_parallel=2, **options) as llm:
         [output] = llm.generate([PROMPT], PARAMS)
         assert output.token_ids == expected.token_ids

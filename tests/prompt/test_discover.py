@@ -23,10 +23,10 @@ def tokens_of(parts: PromptParts) -> list[int]:
 
 
 def apply(discovery: Discovery, parts: PromptParts, salt: str = "", lead: int = 5) -> PromptParts:
-    found = discovery.apply(parts, lead, salt)
-    assert tokens_of(found) == tokens_of(parts)
-    assert isinstance(found[-1], TextPart) and found[-1].opens_answer
-    return found
+    pieces = discovery.apply(parts, lead, salt)
+    assert tokens_of(pieces) == tokens_of(parts)
+    assert isinstance(pieces[-1], TextPart) and pieces[-1].opens_answer
+    return pieces
 
 
 def make(limits: DiscoverLimits = LIMITS) -> Discovery:
@@ -36,9 +36,9 @@ def make(limits: DiscoverLimits = LIMITS) -> Discovery:
 def test_moved_texts_become_documents_and_first_texts_remain_exact() -> None:
     discovery = make()
     assert apply(discovery, prompt(A, B)) == prompt(A, B)
-    found = apply(discovery, prompt(B, A))
-    assert num_discovered(found) >= 0.8 * (len(A) + len(B))
-    assert {p.context_length for p in found if isinstance(p, DocumentPart)} == {len(LEAD)}
+    pieces = apply(discovery, prompt(B, A))
+    assert num_discovered(pieces) >= 0.8 * (len(A) + len(B))
+    assert {p.context_length for p in pieces if isinstance(p, DocumentPart)} == {len(LEAD)}
 
 
 def test_a_continued_exact_prompt_remains_exact() -> None:
@@ -50,10 +50,10 @@ def test_a_continued_exact_prompt_remains_exact() -> None:
 def test_the_prefix_of_an_exact_prompt_remains_text() -> None:
     discovery = make()
     apply(discovery, prompt(A, B, C))
-    found = apply(discovery, prompt(A, C, B))
+    pieces = apply(discovery, prompt(A, C, B))
     shared = len(LEAD) + len(A)
-    assert isinstance(found[0], TextPart) and len(found[0].tokens) >= shared // 32 * 32
-    assert num_discovered(found) > 0
+    assert isinstance(pieces[0], TextPart) and len(pieces[0].tokens) >= shared // 32 * 32
+    assert num_discovered(pieces) > 0
 
 
 def test_other_salts_and_other_leads_have_seen_nothing() -> None:
@@ -81,8 +81,8 @@ def test_the_memory_forgets_its_oldest_pieces() -> None:
 def test_a_long_lead_is_cut_at_a_line_end() -> None:
     discovery, ids = Discovery(cutter(), LIMITS), lines(9, 30)
     apply(discovery, prompt(A, B, lead=ids), lead=len(ids))
-    found = apply(discovery, prompt(B, A, lead=ids), lead=len(ids))
-    (length,) = {p.context_length for p in found if isinstance(p, DocumentPart)}
+    pieces = apply(discovery, prompt(B, A, lead=ids), lead=len(ids))
+    (length,) = {p.context_length for p in pieces if isinstance(p, DocumentPart)}
     assert length <= 16 and ids[length - 1] == LINE_END
 
 
@@ -91,9 +91,9 @@ def test_marked_documents_remain_as_they_are() -> None:
     apply(discovery, prompt(A, B))
     document = DocumentPart((9, 8, 7), len(LEAD), "own")
     parts = (TextPart(LEAD), document, *prompt(B, A, lead=(MARKER,)))
-    found = apply(discovery, parts)
-    assert found[1] is document
-    assert num_discovered(found) > 0
+    pieces = apply(discovery, parts)
+    assert pieces[1] is document
+    assert num_discovered(pieces) > 0
 
 
 def test_a_cutter_reads_flags_of_its_vocabulary() -> None:

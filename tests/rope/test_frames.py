@@ -25,7 +25,7 @@ from looseleaf.rope import (
     softmax_scale,
 )
 from looseleaf.types import Rotation
-from looseleaf_lab.bench.random_model import MODEL_SHAPES
+from looseleaf_lab.bench.model_shapes import MODEL_SHAPES
 
 HEAD_DIM = 16
 LAWS: dict[str, dict[str, Any]] = {

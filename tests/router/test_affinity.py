@@ -52,10 +52,10 @@ def test_the_turns_of_a_conversation_share_a_tag():
 
 
 def test_a_session_names_a_conversation():
-    one = affinity_of(chat(("user", "Who?")), session="s")
-    two = affinity_of(chat(("user", "When?")), session="s")
-    assert one.conversation == two.conversation
-    assert affinity_of(chat(("user", "a"), prompt_cache_key="s")).conversation == one.conversation
+    first = affinity_of(chat(("user", "Who?")), session="s")
+    second = affinity_of(chat(("user", "When?")), session="s")
+    assert first.conversation == second.conversation
+    assert affinity_of(chat(("user", "a"), prompt_cache_key="s")).conversation == first.conversation
 
 
 def test_any_json_has_an_affinity():

@@ -216,6 +216,7 @@ CHATS = [
         None,
         select={"policy": "quest", "dense_layers": [999]},
     ),
+    chat("an anchor that the model has not", None, select={"policy": "quest", "anchors": [999]}),
     chat(
         "weights of layers that the model has not",
         None,

@@ -74,7 +74,7 @@ class Live:
         """Returns when the engine has nothing to do and no page belongs to a running output."""
 
         async def idle() -> None:
-            watch = self.service.llm._watch
+            watch = self.service.llm._calls.watch
             await watch(lambda: not self.service.llm.engine.has_work or None)
 
         asyncio.run_coroutine_threadsafe(idle(), self.loop).result(60)

@@ -110,7 +110,7 @@ class _Log:
     def _read(self) -> None:
         for line in self._stream:
             self.lines.append(line)
-            if found := re.search(r'"url": ?"([^"]+)"', line):
-                self._url = found[1]
+            if match := re.search(r'"url": ?"([^"]+)"', line):
+                self._url = match[1]
                 self._known.set()
         self._known.set()

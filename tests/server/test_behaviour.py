@@ -241,7 +241,7 @@ def test_nothing_of_a_request_is_kept_once_it_has_ended(live: Live) -> None:
     def kept() -> int:
         live.wait_until_idle()
         gc.collect()
-        return sum(type(one) is RequestProgress for one in gc.get_objects())
+        return sum(type(item) is RequestProgress for item in gc.get_objects())
 
     # an engine's thread may still have its last one at hand, that of another server, too
     before = kept()

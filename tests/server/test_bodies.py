@@ -61,7 +61,7 @@ def test_a_large_wrong_body_makes_few_errors(
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
     assert caught.value.error_count() <= 6, "errors must not be as many as elements"
-    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
     if param is not None:
         assert describe_invalid(errors, body).param == param
 
@@ -69,7 +69,7 @@ def test_a_large_wrong_body_makes_few_errors(
 def test_a_list_that_is_too_long_is_told_as_that() -> None:
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({"model": "m", "prompt": [[1]] * 5000})
-    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
     assert "4096 or fewer items" in describe_invalid(errors, {"prompt": [[1]] * 5000}).detail
 
 

@@ -26,9 +26,9 @@ def test_a_question_is_answered_from_its_document(live: Live) -> None:
     answer = ChatCompletion.model_validate(response.json())
     assert ANSWER in answer.choices[0].message.content
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    (told,) = answer.looseleaf.documents
-    assert told.title == "handbook.txt"
-    assert 0 < told.tokens < answer.usage.prompt_tokens
+    (document,) = answer.looseleaf.documents
+    assert document.title == "handbook.txt"
+    assert 0 < document.tokens < answer.usage.prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_no_character_of_an_answer_ends_a_line_of_a_stream(live: Live) -> None:
     """Clients that split a stream as text take more than a line feed for an end of a line."""
     text = "\x85a\u2028b\u2029c"
     schema = {"name": "text", "schema": {"enum": [text]}}
-    asked = {"response_format": {"type": "json_schema", "json_schema": schema}, "max_tokens": 40}
-    events = live.events("/v1/chat/completions", chat_body(stream=True, **asked))
+    fields = {"response_format": {"type": "json_schema", "json_schema": schema}, "max_tokens": 40}
+    events = live.events("/v1/chat/completions", chat_body(stream=True, **fields))
     pieces = [event["choices"][0]["delta"].get("content", "") for event in events]
     assert json.loads("".join(pieces)) == text
 
@@ -205,8 +205,8 @@ def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
 
 
 def test_what_is_empty_asks_for_nothing(live: Live) -> None:
-    said = {"role": "assistant", "content": "Yes.", "tool_calls": [], "annotations": []}
-    turns = [{"role": "user", "content": "Is it?"}, said, {"role": "user", "content": "Where?"}]
+    turn = {"role": "assistant", "content": "Yes.", "tool_calls": [], "annotations": []}
+    turns = [{"role": "user", "content": "Is it?"}, turn, {"role": "user", "content": "Where?"}]
     empty = {"tools": [], "functions": [], "metadata": {}, "reasoning_effort": "none"}
     answer = live.chat(messages=turns, max_tokens=1, **empty)
     assert answer.status_code == 200, answer.text
@@ -271,60 +271,69 @@ def test_the_token_that_was_drawn_is_among_the_likeliest_of_a_completion(
 ) -> None:
     body = {"model": REFERENCE_NAME, "prompt": "The archive", "temperature": 2.0, "seed": 3}
     answer = live.post("/v1/completions", {**body, "max_tokens": 40, "logprobs": top}).json()
-    found = answer["choices"][0]["logprobs"]
-    drawn = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
-    assert all(shown[token] == logprob for token, logprob, shown in drawn)
-    assert {len(shown) for shown in found["top_logprobs"]} <= {top, top + 1}
+    logprobs = answer["choices"][0]["logprobs"]
+    tokens = zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    )
+    assert all(shown[token] == logprob for token, logprob, shown in tokens)
+    assert {len(shown) for shown in logprobs["top_logprobs"]} <= {top, top + 1}
 
 
 def test_completions_read_documents(live: Live) -> None:
     body = {"model": REFERENCE_NAME, "prompt": QUESTION, "documents": [{"text": DOCUMENT}]}
-    told = live.post("/v1/completions", body).json()["looseleaf"]
-    assert len(told["documents"]) == 1
+    report = live.post("/v1/completions", body).json()["looseleaf"]
+    assert len(report["documents"]) == 1
 
 
 def test_a_document_in_the_context_of_the_prompt_reads_as_text_that_stands_there(
     live: Live,
 ) -> None:
-    given = [{"text": "The archive is in the north wing."}, {"title": "handbook", "text": DOCUMENT}]
-    reused = live.chat(documents=given).json()
-    exact = live.chat(documents=[given[0], {**given[1], "context": "prompt"}]).json()
+    documents = [
+        {"text": "The archive is in the north wing."},
+        {"title": "handbook", "text": DOCUMENT},
+    ]
+    reused = live.chat(documents=documents).json()
+    exact = live.chat(documents=[documents[0], {**documents[1], "context": "prompt"}]).json()
     assert ANSWER in text_of(exact)
     # the same tokens at the same places, but for those of one document text
     assert exact["usage"]["prompt_tokens"] == reused["usage"]["prompt_tokens"]
-    told, before = exact["looseleaf"], reused["looseleaf"]
-    assert [one["title"] for one in before["documents"]] == [None, "handbook"]
-    assert [one["title"] for one in told["documents"]] == [None]
+    report, before = exact["looseleaf"], reused["looseleaf"]
+    assert [document["title"] for document in before["documents"]] == [None, "handbook"]
+    assert [document["title"] for document in report["documents"]] == [None]
     moved = before["documents"][1]["tokens"]
-    assert told["text_tokens"] == before["text_tokens"] + moved
+    assert report["text_tokens"] == before["text_tokens"] + moved
 
 
 def test_documents_in_the_context_of_the_prompt_say_what_full_prefill_says(live: Live) -> None:
-    given = [{"text": f"The seal of {name} is anchor."} for name in ("Orlen Gate", "Mill House")]
+    documents = [
+        {"text": f"The seal of {name} is anchor."} for name in ("Orlen Gate", "Mill House")
+    ]
     fields = {"logprobs": True, "max_tokens": 4}
-    exact = [{**one, "context": "prompt"} for one in given]
-    parts = [{"type": "document", **one} for one in exact] + [{"type": "text", "text": QUESTION}]
+    exact = [{**document, "context": "prompt"} for document in documents]
+    parts = [{"type": "document", **document} for document in exact] + [
+        {"type": "text", "text": QUESTION}
+    ]
     inside = [{"role": "user", "content": parts}]
     answers = [
         live.chat(documents=exact, **fields),
-        live.chat(documents=given, fuse="all", **fields),
+        live.chat(documents=documents, fuse="all", **fields),
         live.chat(messages=inside, **fields),
     ]
-    told = [[c["logprobs"] for c in one.json()["choices"]] for one in answers]
-    likely = [[e["logprob"] for e in t[0]["content"]] for t in told]
+    logprobs = [answer.json()["choices"][0]["logprobs"] for answer in answers]
+    likely = [[entry["logprob"] for entry in value["content"]] for value in logprobs]
     for other in likely[1:]:
         assert other == pytest.approx(likely[0], abs=1e-3)
 
 
 def test_a_completion_takes_documents_in_every_context(live: Live) -> None:
     body = {"model": REFERENCE_NAME, "prompt": QUESTION, "temperature": 0, "max_tokens": 4}
-    told = {}
+    counts = {}
     for context in ("lead", "alone", "prompt"):
         documents = [{"text": DOCUMENT, "context": context}]
         answer = live.post("/v1/completions", {**body, "documents": documents})
         assert answer.status_code == 200, answer.text
-        told[context] = len(answer.json()["looseleaf"]["documents"])
-    assert told == {"lead": 1, "alone": 1, "prompt": 0}
+        counts[context] = len(answer.json()["looseleaf"]["documents"])
+    assert counts == {"lead": 1, "alone": 1, "prompt": 0}
 
 
 def test_a_prompt_with_a_seed_is_answered_the_same_wherever_it_stands(live: Live) -> None:

@@ -63,14 +63,14 @@ def test_moved_texts_are_found_by_their_contents_and_counted(discovering: Live) 
 def test_another_tenant_and_another_salt_find_nothing(discovering: Live) -> None:
     ask(discovering, "01")
     for fields in ({"key": KEYS["blue"]}, {"cache_salt": "own"}):
-        found = counts(ask(discovering, "10", **fields))
-        assert found["discovered"] == found["out_of_context"] == found["exact"] == 0
+        tokens = counts(ask(discovering, "10", **fields))
+        assert tokens["discovered"] == tokens["out_of_context"] == tokens["exact"] == 0
 
 
 def test_a_request_may_ask_for_less_but_never_for_more(live: Live) -> None:
-    asked = {"looseleaf": {"reuse": "discover"}, "documents": [{"text": DOCUMENT}]}
-    assert counts(live.chat(**asked))["level"] == "documents"
-    less = counts(live.chat(**{**asked, "looseleaf": {"reuse": "exact"}}))
+    fields = {"looseleaf": {"reuse": "discover"}, "documents": [{"text": DOCUMENT}]}
+    assert counts(live.chat(**fields))["level"] == "documents"
+    less = counts(live.chat(**{**fields, "looseleaf": {"reuse": "exact"}}))
     assert less["level"] == "exact" and less["out_of_context"] == 0
     assert live.chat(looseleaf={"reuse": "all"}).status_code == 400
 

@@ -53,7 +53,7 @@ def generation(live: Live, name: str) -> Generation:
 async def engine_is_idle(live: Live) -> None:
     """Returns when everything has been computed, whoever has read it."""
     async with asyncio.timeout(60):
-        await live.service.llm._watch(lambda: not live.service.llm.engine.has_work or None)
+        await live.service.llm._calls.watch(lambda: not live.service.llm.engine.has_work or None)
     # what was told meanwhile arrives
     for _ in range(100):
         await asyncio.sleep(0)

@@ -20,14 +20,14 @@ def test_a_server_reports_the_tags_that_a_router_computes():
     with live_server(engine={"num_pages": 64}) as live:
         body = chat_body(documents=[{"title": "Travel", "text": DOCUMENT}])
         assert live.post("/v1/chat/completions", body).status_code == 200
-        held = documents_of(live)
-        assert set(held["documents"]) == set(tags_of(body))
-        assert all(tokens > 0 for tokens in held["documents"].values())
+        holdings = documents_of(live)
+        assert set(holdings["documents"]) == set(tags_of(body))
+        assert all(tokens > 0 for tokens in holdings["documents"].values())
         registered = {"id": "archive", "text": OTHER}
         assert live.post("/v1/documents", registered).status_code == 201
         later = documents_of(live)
         assert registered_tag("archive") in later["documents"]
-        assert later["version"] != held["version"]
+        assert later["version"] != holdings["version"]
 
         # nothing is sent twice
         unchanged = documents_of(live, params={"after": later["version"], "wait": 0.1})

@@ -135,8 +135,8 @@ def test_a_call_and_its_result_are_history(tooled: Live) -> None:
     ]
     function = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
     tools = [{"type": "function", "function": function}]
-    asked = {"model": MODEL, "messages": chat, "tools": tools, "max_tokens": 0}
-    usage = tooled.post("/v1/chat/completions", asked).json()["usage"]
+    request = {"model": MODEL, "messages": chat, "tools": tools, "max_tokens": 0}
+    usage = tooled.post("/v1/chat/completions", request).json()["usage"]
     assert counted == {"input_tokens": usage["prompt_tokens"]}
     answer = ask(tooled, messages=turns, tools=[TOOL], system=system, max_tokens=1)
     tokens = answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]
@@ -236,8 +236,8 @@ def test_a_deadline_ends_with_an_error_of_the_api(tooled: Live) -> None:
 
 
 def test_an_api_key_header_is_a_key(tenants: Live) -> None:
-    asked = body(model="looseleaf-reference", max_tokens=1)
-    assert tenants.post(PATH, asked).json()["error"]["type"] == "authentication_error"
+    message = body(model="looseleaf-reference", max_tokens=1)
+    assert tenants.post(PATH, message).json()["error"]["type"] == "authentication_error"
     for headers in ({"X-Api-Key": KEYS["red"]}, {"Authorization": f"Bearer {KEYS['red']}"}):
-        assert tenants.post(PATH, asked, headers=headers).status_code == 200
-    assert tenants.post(PATH, asked, headers={"X-Api-Key": "wrong-key-000"}).status_code == 401
+        assert tenants.post(PATH, message, headers=headers).status_code == 200
+    assert tenants.post(PATH, message, headers={"X-Api-Key": "wrong-key-000"}).status_code == 401

@@ -102,12 +102,12 @@ def test_what_is_not_here_is_said_in_the_words_of_json(
 
 def test_completions_say_so_of_what_only_they_have() -> None:
     body = {"model": "m", "prompt": "x"}
-    for field, asked, taken in (
+    for field, value, values in (
         ("best_of", 3, "1, not 3"),
         ("suffix", "x", '"", not "x"'),
     ):
-        refused = refusal({**body, field: asked}, CompletionRequest)
-        assert (refused.param, refused.detail) == (field, f"{field} must be {taken}")
+        refused = refusal({**body, field: value}, CompletionRequest)
+        assert (refused.param, refused.detail) == (field, f"{field} must be {values}")
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
@@ -118,8 +118,8 @@ def test_every_field_of_openais_own_client_is_known_here(
     types = pytest.importorskip("openai.types")
     of_chat = types.chat.completion_create_params.CompletionCreateParamsBase
     of_completions = types.completion_create_params.CompletionCreateParamsBase
-    given = of_chat if kind is ChatRequest else of_completions
-    assert set(given.__annotations__) - set(kind.model_fields) == set()
+    parameters = of_chat if kind is ChatRequest else of_completions
+    assert set(parameters.__annotations__) - set(kind.model_fields) == set()
 
 
 FULL = {
@@ -207,14 +207,14 @@ def test_a_refusal_is_a_sentence(fields: dict[str, Any], sentence: str) -> None:
 
 def test_options_of_the_library_have_the_names_of_bodies_and_flags() -> None:
     error = InvalidOption("lower max_tokens or raise max_model_len", "max_tokens", "max_model_len")
-    told = as_api_error(error, "id").detail
-    assert told == "lower max_tokens or raise the server's --max-model-len"
-    asked = ChatRequest(model="m", messages=[USER], max_completion_tokens=4, min_tokens=9)
+    detail = as_api_error(error, "id").detail
+    assert detail == "lower max_tokens or raise the server's --max-model-len"
+    request = ChatRequest(model="m", messages=[USER], max_completion_tokens=4, min_tokens=9)
     with pytest.raises(ApiError, match="min_tokens=9 is more than max_completion_tokens=4"):
-        chat_params(asked, 100, {})
+        chat_params(request, 100, {})
     with pytest.raises(ApiError, match=r"give one of fuse\.ratio and fuse\.tokens"):
         parse_policies(
-            asked.model_copy(update={"fuse": FuseInput(selector="links", ratio=0.1, tokens=9)})
+            request.model_copy(update={"fuse": FuseInput(selector="links", ratio=0.1, tokens=9)})
         )
 
 

@@ -26,8 +26,8 @@ def columns(chunks: list[dict[str, Any]]) -> tuple[str, list[str], list[int]]:
     """The text of an only choice, its tokens and their offsets."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    tokens = [token for one in logprobs for token in one["tokens"]]
-    offsets = [offset for one in logprobs for offset in one["text_offset"]]
+    tokens = [token for entry in logprobs for token in entry["tokens"]]
+    offsets = [offset for entry in logprobs for offset in entry["text_offset"]]
     return "".join(choice["text"] for choice in choices), tokens, offsets
 
 

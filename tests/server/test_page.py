@@ -247,10 +247,10 @@ def test_an_answer_can_be_stopped(page):
     assert page.tab.inner_text("#answer-end") == "Stopped."
 
 
-def stream_of(*events, done=True):
+def stream_of(*events, ends=True):
     """The body of a stream with these events."""
     lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-    return "".join(lines) + ("data: [DONE]\n\n" if done else "")
+    return "".join(lines) + ("data: [DONE]\n\n" if ends else "")
 
 
 def answer_with(page, body):
@@ -263,14 +263,14 @@ PIECE = {"choices": [{"index": 0, "delta": {"content": "The archive"}}]}
 
 
 @pytest.mark.parametrize(
-    ("events", "done", "message"),
+    ("events", "ends", "message"),
     [
         ([PIECE, {"error": {"message": "the deadline has passed"}}], True, "deadline has passed"),
         ([PIECE], False, "ended before the answer did"),
     ],
 )
-def test_an_answer_that_breaks_off_says_so_and_keeps_what_came(page, events, done, message):
-    answer_with(page, stream_of(*events, done=done))
+def test_an_answer_that_breaks_off_says_so_and_keeps_what_came(page, events, ends, message):
+    answer_with(page, stream_of(*events, ends=ends))
     page.tab.fill("#question", "Where is the archive?")
     page.tab.click("#send")
     assert message in page.error

@@ -73,8 +73,8 @@ def test_a_callers_label_is_in_the_log(live: Live, monkeypatch: pytest.MonkeyPat
     body = {"model": REFERENCE_NAME, "prompt": "x", "user": "u-125", "max_tokens": 10_000}
     assert live.post("/v1/completions", body).status_code == 400
     assert live.post("/v1/completions", {"prompt": 3}).status_code == 400
-    told = [(line.get("user"), line.get("code")) for line in lines(live, stream)]
-    assert told == [
+    labels = [(line.get("user"), line.get("code")) for line in lines(live, stream)]
+    assert labels == [
         ("u-123", None),
         ("u-124", "model_not_found"),
         ("u-125", "context_length_exceeded"),

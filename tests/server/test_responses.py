@@ -94,24 +94,24 @@ def test_events_are_in_order(tooled: Live, fields: dict[str, Any]) -> None:
     item_id = events[2]["item"]["id"]
     assert events[2]["item"]["status"] == "in_progress"
     (delta,) = {kind for kind in kinds if kind.endswith(".delta")}
-    done, name = DELTAS[delta]
+    last_kind, name = DELTAS[delta]
     parts = [] if "call" in delta else ["response.content_part.added"]
     ends = [] if "call" in delta else ["response.content_part.done"]
     number = kinds.count(delta)
     assert kinds[3:-1] == [
         *parts,
         *[delta] * number,
-        done,
+        last_kind,
         *ends,
         "response.output_item.done",
     ]
-    written = "".join(event["delta"] for event in events if event["type"] == delta)
-    (end,) = [event for event in events if event["type"] == done]
-    assert end[name] == written
+    value = "".join(event["delta"] for event in events if event["type"] == delta)
+    (end,) = [event for event in events if event["type"] == last_kind]
+    assert end[name] == value
     (item,) = events[-1]["response"]["output"]
     ids = {event["item_id"] for event in events if "item_id" in event}
     assert ids == {item_id} == {item["id"]}
-    assert json.dumps(written) in json.dumps(item)
+    assert json.dumps(value) in json.dumps(item)
 
 
 def test_a_stored_response_is_continued_as_its_whole_conversation(tooled: Live) -> None:
@@ -206,8 +206,8 @@ def test_calls_results_and_thoughts_are_history(tooled: Live) -> None:
     ]
     function = {name: value for name, value in TOOL.items() if name != "type"}
     tools = [{"type": "function", "function": function}]
-    asked = {"model": MODEL, "messages": chat, "tools": tools, "max_tokens": 0}
-    usage = tooled.post("/v1/chat/completions", asked).json()["usage"]
+    request = {"model": MODEL, "messages": chat, "tools": tools, "max_tokens": 0}
+    usage = tooled.post("/v1/chat/completions", request).json()["usage"]
     assert counted == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
 
 
@@ -259,17 +259,17 @@ def test_a_request_that_can_not_be_served_is_refused(
 
 
 def test_tenants_share_no_responses(tenants: Live) -> None:
-    asked = body(model="looseleaf-reference", max_output_tokens=1)
-    response = tenants.post(PATH, asked, headers=bearer(KEYS["red"])).json()
+    request = body(model="looseleaf-reference", max_output_tokens=1)
+    response = tenants.post(PATH, request, headers=bearer(KEYS["red"])).json()
     path = f"{PATH}/{response['id']}"
-    later = {**asked, "previous_response_id": response["id"]}
+    later = {**request, "previous_response_id": response["id"]}
     for method, url, content in (
         ("GET", path, None),
         ("GET", f"{path}/input_items", None),
         ("DELETE", path, None),
         ("POST", f"{path}/cancel", None),
         ("POST", PATH, later),
-        ("POST", PATH, {**asked, "input": [{"type": "item_reference", "id": "msg_1"}]}),
+        ("POST", PATH, {**request, "input": [{"type": "item_reference", "id": "msg_1"}]}),
     ):
         blue = tenants.client.request(method, url, json=content, headers=bearer(KEYS["blue"]))
         assert blue.status_code == 404, (method, url)

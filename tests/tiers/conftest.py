@@ -14,14 +14,14 @@ __all__ = ["moto_server", "redis_server", "s3_server", "shared_redis", "tier"]
 
 @pytest.fixture(params=["host", "disk", "remote", "objects"])
 def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
-    made: Any
+    store: Any
     if request.param == "host":
-        made = HostTier(Ledger(1 << 20))
+        store = HostTier(Ledger(1 << 20))
     elif request.param == "disk":
-        made = DiskTier(tmp_path / "cache", Ledger(1 << 20))
+        store = DiskTier(tmp_path / "cache", Ledger(1 << 20))
     elif request.param == "objects":
-        made = ObjectTier(request.getfixturevalue("s3_server").url)
+        store = ObjectTier(request.getfixturevalue("s3_server").url)
     else:
-        made = RemoteTier(request.getfixturevalue("redis_server").url, timeout=5.0)
-    yield made
-    made.close()
+        store = RemoteTier(request.getfixturevalue("redis_server").url, timeout=5.0)
+    yield store
+    store.close()

@@ -66,7 +66,7 @@ class PlayedGPU:
         ]
 
     def device(self) -> Device:
-        calls = Calls(*(ctypes.cast(made, _P) for made in self._made))
+        calls = Calls(*(ctypes.cast(call, _P) for call in self._made))
         kernel = KernelHandle(9, 128, 64) if self._ring is not None else None
         event: Any = self.make_event
         return Device(calls, 3, COPIES, UNPACKING, event, self._ring, kernel, (self,))
@@ -87,10 +87,10 @@ class PlayedGPU:
             if not ready:
                 return False
             stream = self._streams[choose.choice(ready) if choose else ready[0]]
-            what, *about = stream.popleft()
-            if what == "do":
+            name, *about = stream.popleft()
+            if name == "do":
                 about[0]()
-            elif what == "record":
+            elif name == "record":
                 handle, version = about
                 self._come[handle] = version
                 self.on_event(handle)
@@ -100,8 +100,8 @@ class PlayedGPU:
     def _is_ready(self, stream: Sequence[Any]) -> bool:
         if not stream:
             return False
-        what, *about = stream[0]
-        return what != "wait" or self._come[about[0]] >= about[1]
+        name, *about = stream[0]
+        return name != "wait" or self._come[about[0]] >= about[1]
 
     def _put(self, stream: int, *operation: Any) -> int:
         with self.lock:

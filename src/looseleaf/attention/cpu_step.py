@@ -86,8 +86,8 @@ class CpuAttention:
     ) -> "CpuStep":
         """The attention of one step, with the arguments of `looseleaf.attention.paged.StepRows`.
 
-        ``logit_chunks`` are the chunks of the last layer, None if it has queries of every row."""
-        prompts = self._prompts(chunks, logit_chunks) if chunks else None
+        ``logit_chunks`` are the chunks of the last layer, None if they are ``chunks``."""
+        prompts = self._prompts(chunks, logit_chunks) if chunks or logit_chunks else None
         moved = self._move_lists({reads.key: reads for reads in layer_reads})
         num_rows = len(layer_reads[0].rows)
         scales = self._scales(layer_reads[0].rows, chunks, logit_chunks)

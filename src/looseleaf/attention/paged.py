@@ -7,16 +7,18 @@ by span list. On the CPU batched products or C kernels do the same.
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from looseleaf.attention.cpu_step import SPLIT_KEYS, CpuAttention, CpuStep
+from looseleaf.attention.expanded import ExpandedRows, ExpandingStep, expanded_rows
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
 from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
 from looseleaf.attention.plan.cost_model import CostModel, cost_model_of
+from looseleaf.attention.plan.expanded import worth_expanding
 from looseleaf.attention.plan.gathered import reads_gathered
 from looseleaf.attention.plan.groups import DecodeRow, Groups, group_rows
 from looseleaf.attention.plan.planner import AttentionPlan, PlanCounters, Planner
@@ -30,7 +32,7 @@ from looseleaf.attention.select.device_topk import (
     count_on_device,
 )
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads, StepReadsBuilder
-from looseleaf.config import QueryScaling
+from looseleaf.config import LatentConfig, QueryScaling
 from looseleaf.errors import NativeUnavailable
 from looseleaf.index.host.attend import HostedAttention
 from looseleaf.index.host.cpu_windows import HostedWindows
@@ -58,13 +60,15 @@ class StepRows:
 
     ``slots`` (flat, ``page * page_size + slot``) and ``frame_positions`` are int64 ``[rows]`` on
     the pool's device. ``logit_rows`` lists the rows with queries in the last layer,
-    ascending: all decode rows and some of the chunks'; None for every row."""
+    ascending: all decode rows and some of the chunks'; None for every row. ``expands``: rows of
+    chunks may attend to keys expanded from latents."""
 
     decode: Sequence[DecodeRow]
     chunks: Sequence[PrefillChunk]
     slots: Tensor
     frame_positions: Tensor
     logit_rows: Sequence[int] | None = None
+    expands: bool = False
 
     def logit_chunks(self) -> list[PrefillChunk]:
         """The chunks, with only the rows that have queries in the last layer."""
@@ -89,7 +93,8 @@ class PagedAttention:
     split and merged the same way in every batch. ``costs`` is the cost model of a GPU, None for the
     built-in one. ``row_dtype`` is the dtype of queries, keys and values, None for the pool's.
     Layers with equal rotations share a table; all tables have equally many positions.
-    ``query_scaling`` has the factors of queries by position."""
+    ``query_scaling`` has the factors of queries by position. ``latent`` has the sizes of latent
+    keys, None for keys that are not expanded."""
 
     pool: PagePool
     rotations: tuple[Rotation, ...]
@@ -101,6 +106,7 @@ class PagedAttention:
     costs: CostModel | None = None
     row_dtype: torch.dtype | None = None
     query_scaling: QueryScaling | None = None
+    latent: LatentConfig | None = None
 
     def __post_init__(self) -> None:
         kv, device = self.pool.kv, self.pool.kv.device
@@ -162,11 +168,42 @@ class PagedAttention:
     def _row_dtype(self) -> torch.dtype:
         return self.row_dtype or self.pool.kv.dtype
 
-    def step(self, rows: StepRows) -> "CpuStep | _OpsStep":
+    def step(self, rows: StepRows) -> "CpuStep | _OpsStep | ExpandingStep":
         """The attention of one step, for the model to call layer by layer; its ``reads`` are those
         of the decode rows."""
-        layer_reads, step_reads = self._read(rows.decode)
         logit_chunks = None if rows.logit_rows is None else rows.logit_chunks()
+        expanded = self._expanded(rows)
+        if expanded is None:
+            return self._step(rows, logit_chunks)
+        step = self._step(replace(rows, chunks=()), logit_chunks)
+        mode: Implementation = "cpu" if self._cpu is not None else self.implementation
+        return ExpandingStep(
+            step, step.reads, expanded, self.pool.layer, self.rotations, self.rules, mode
+        )
+
+    def _expanded(self, rows: StepRows) -> ExpandedRows | None:
+        """The rows of chunks as rows over expanded keys, None where that does not pay.
+
+        Batch-invariant steps never expand, since the choice depends on the length of a chunk."""
+        latent, chunks, kv = self.latent, rows.chunks, self.pool.kv
+        if latent is None or not rows.expands or not chunks or self.batch_invariant:
+            return None
+        if not worth_expanding(chunks, latent, self._row_dtype.itemsize, kv.device.type):
+            return None
+        # the last layer may have few queries
+        layers = len(self.rules) - (rows.logit_rows is not None)
+        page_array = self.planner.page_array
+        expanded = expanded_rows(chunks, self.pool.page_size, kv.device, layers, page_array)
+        if expanded is not None:
+            self.counters.gathered_keys += sum(int(chunk.positions[-1]) + 1 for chunk in chunks)
+        return expanded
+
+    def _step(
+        self, rows: StepRows, logit_chunks: Sequence[PrefillChunk] | None
+    ) -> "CpuStep | _OpsStep":
+        """The attention of ``rows``; ``logit_chunks`` are the chunks of the last layer, None if it
+        has queries of every row."""
+        layer_reads, step_reads = self._read(rows.decode)
         if self._cpu is not None:
             slots, positions = rows.slots, rows.frame_positions
             return self._cpu.step(
@@ -177,7 +214,7 @@ class PagedAttention:
         device = self.pool.kv.device
         prompts = [hosted_chunks(rows.chunks, device, len(rows.decode))] * len(self.rules)
         if logit_chunks is not None:
-            layers[-1] = self._plans(layer_reads[-1:], logit_chunks)[0]
+            layers[-1] = self._last_plan(layers[-1], layer_reads[-1], logit_chunks)
             prompts[-1] = hosted_chunks(logit_chunks, device, len(rows.decode))
         hosted = self.load_hosted(rows.decode, max(each.plan.num_work_rows for each in layers))
         return self._ops_step(
@@ -297,6 +334,17 @@ class PagedAttention:
             if reads.key not in by_key:
                 by_key[reads.key] = self._plan(reads, chunks)
         return [by_key[reads.key] for reads in layer_reads]
+
+    def _last_plan(
+        self, same: "_LayerPlan", reads: LayerReads, chunks: Sequence[PrefillChunk]
+    ) -> "_LayerPlan":
+        """The plan of the last layer, with ``chunks`` for those of its reads' plan ``same``."""
+        if same.choice is None:
+            return self._plan(reads, chunks)
+        # the list of an anchor layer has the choice for this one
+        device, tiles = self.pool.kv.device, self.planner.tile_rows
+        spans = make_span_list(chunks, tile_rows=tiles, device=device) if chunks else None
+        return replace(same, plan=replace(same.plan, spans=spans))
 
     def _plan(self, reads: LayerReads, chunks: Sequence[PrefillChunk]) -> "_LayerPlan":
         selected = reads.listed

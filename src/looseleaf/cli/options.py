@@ -55,7 +55,10 @@ def field_names(*sections: type) -> list[str]:
 
 
 # further flags with the name of a library keyword
-_OTHER_FLAGS = ("model", "max_tokens", "temperature", "fuse", "select", "revise", "layer_budgets")
+_OTHER_FLAGS = (
+    *("model", "max_tokens", "temperature", "fuse", "select", "revise", "layer_budgets"),
+    "anchors",
+)
 
 
 def flag(name: str) -> str:

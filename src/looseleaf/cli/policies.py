@@ -12,6 +12,7 @@ from looseleaf.cli.options import names_in_errors
 from looseleaf.config import (
     EVICTING,
     MAX_WINDOW,
+    SCORING,
     EvaluatedSelector,
     Fuse,
     FuseSelector,
@@ -39,6 +40,20 @@ BUDGET_HELP = (
     "default the first 2, none with window, retrieval and evicting policies"
 )
 _LAYERS = ("flat", "pyramid")
+_ANCHORS_HELP = (
+    "layers whose choice of pages serves the layers after them, as 2,6,10 [default: every layer "
+    "chooses, or the anchors of --policy]"
+)
+
+
+def _anchors(text: str) -> tuple[int, ...]:
+    """Layers, separated by commas."""
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no list of layers, as 2,6,10") from error
+
+
 _FUSE_FLAGS = {
     **{"selector": "--fuse", "ratio": "--ratio", "check_layers": "--check-layer"},
     "watched_share": "--watched-share",
@@ -46,12 +61,12 @@ _FUSE_FLAGS = {
 _SELECT_FLAGS = {
     **{"policy": "--select", "tokens": "--budget", "ratio": "--budget", "window": "--revise"},
     "layer_budgets": "--layer-budgets",
+    "anchors": "--anchors",
 }
 _WITHOUT_RATIO = ("none", "all", "ape")
 _WITH_RATIO = tuple(name for name in get_args(FuseSelector) if name not in _WITHOUT_RATIO)
 # policies that score keys, so a newer row may select keys that an older row missed
-_PAGED: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial")
-_REVISED: tuple[SelectPolicy, ...] = (*_PAGED, "retrieval")
+_REVISED: tuple[SelectPolicy, ...] = (*SCORING, "retrieval")
 
 
 def fuse_options(*, several: bool) -> Callable[[Command], Command]:
@@ -140,8 +155,8 @@ def take_fuse(options: dict[str, Any]) -> Fuse | None:
 
 
 def select_options(command: Command) -> Command:
-    """Add ``--select``, ``--budget``, ``--layer-budgets`` and ``--revise``, for `take_select` and
-    `take_revise`."""
+    """Add ``--select``, ``--budget``, ``--layer-budgets``, ``--anchors`` and ``--revise``, for
+    `take_select` and `take_revise`."""
     revise = click.option(
         "--revise",
         type=click.IntRange(1, MAX_WINDOW),
@@ -161,7 +176,8 @@ def select_options(command: Command) -> Command:
         type=click.Choice(get_args(SelectPolicy)),
         help="keys that each token of the answer reads [default: all]",
     )
-    return policy(budget(layers(revise(command))))
+    anchors = click.option("--anchors", type=_anchors, metavar="LAYERS", help=_ANCHORS_HELP)
+    return policy(budget(layers(anchors(revise(command)))))
 
 
 def take_revise(options: dict[str, Any]) -> Revise | None:
@@ -171,8 +187,8 @@ def take_revise(options: dict[str, Any]) -> Revise | None:
 
 
 def reading_options(command: Command) -> Command:
-    """Add repeatable ``--select``, ``--budget``, ``--layer-budgets`` and ``--revise``, and
-    ``--every-layer`` and ``--stale``, for `take_readings`."""
+    """Add repeatable ``--select``, ``--budget``, ``--layer-budgets``, ``--anchors`` and
+    ``--revise``, and ``--every-layer`` and ``--stale``, for `take_readings`."""
     options = (
         click.option(
             "--select",
@@ -204,6 +220,14 @@ def reading_options(command: Command) -> Command:
             multiple=True,
             help=f"rows that are revised by keys of {', '.join(_REVISED)}; may be repeated",
         ),
+        click.option(
+            "--anchors",
+            "anchors",
+            type=_anchors,
+            metavar="LAYERS",
+            multiple=True,
+            help=f"{_ANCHORS_HELP}; may be repeated, and each arm runs without them, too",
+        ),
         click.option("--every-layer", is_flag=True, help="apply --select in every layer"),
         click.option(
             "--stale",
@@ -228,24 +252,29 @@ class Reading:
 
 
 def take_readings(options: dict[str, Any]) -> list[Reading]:
-    """The product of policies, budgets and layer budgets, each without and with every window.
+    """The product of policies, budgets and layer budgets, each without and with every window, and
+    with the anchors.
 
-    Windows apply to policies that score keys. Removes the flags from ``options``."""
+    Windows and anchors apply to policies that score keys. Removes the flags from ``options``."""
     policies, budgets, windows = (options.pop(n) for n in ("policies", "budgets", "windows"))
     layers = () if options.pop("every_layer") else None
-    spreads = options.pop("spreads") or (None,)
+    spreads, anchors = options.pop("spreads") or (None,), options.pop("anchors")
     locals_: tuple[Local, ...] = ("exact", "stale") if options.pop("stale") else ("exact",)
     if (budgets or windows or any(spreads)) and not policies:
         raise InvalidOption("--budget, --layer-budgets and --revise need a --select")
+    if anchors and not any(policy in SCORING for policy in policies):
+        raise InvalidOption(f"--anchors need a --select that scores pages: {', '.join(SCORING)}")
     if layers is not None and not policies:
         raise InvalidOption("--every-layer needs a --select")
-    if len(locals_) > 1 and not (windows and any(policy in _PAGED for policy in policies)):
-        raise InvalidOption(f"--stale needs a --revise of {', '.join(_PAGED)}")
+    if len(locals_) > 1 and not (windows and any(policy in SCORING for policy in policies)):
+        raise InvalidOption(f"--stale needs a --revise of {', '.join(SCORING)}")
     if windows and not any(policy in _REVISED for policy in policies):
         raise InvalidOption(f"--revise needs a --select that scores keys: {', '.join(_REVISED)}")
     readings = []
     for budget, policy, spread in product(budgets or (None,), policies, spreads):
-        flags = {"select_policy": policy, "budget": None, "layer_budgets": spread}
+        flags = {
+            "select_policy": policy, "budget": None, "layer_budgets": spread, "anchors": None,
+        }  # fmt: skip
         if policy in EVICTING:
             select = take_select(flags)
             assert select is not None and select.tokens is not None
@@ -253,28 +282,33 @@ def take_readings(options: dict[str, Any]) -> list[Reading]:
             continue
         select = take_select({**flags, "budget": budget})
         assert select is not None
-        if policy in _PAGED:
+        if policy in SCORING:
             # measures the selection also where dense reads would be faster
             select = replace(select, dense_below=0)
         if layers is not None:
             select = replace(select, dense_layers=layers)
         pairs = product(
-            windows if policy in _REVISED else (), locals_ if policy in _PAGED else locals_[:1]
+            windows if policy in _REVISED else (), locals_ if policy in SCORING else locals_[:1]
         )
         with names_in_errors(_SELECT_FLAGS):
             revises = [Revise(window, local=local) for window, local in pairs]
+            shared = anchors if policy in SCORING and spread in (None, "flat") else ()
+            anchored = [replace(select, anchors=layers) for layers in shared]
         readings += [Reading(policy, budget or 0, select, r) for r in (None, *revises)]
+        readings += [Reading(policy, budget or 0, each) for each in anchored]
     return readings
 
 
 def take_select(options: dict[str, Any]) -> Select | None:
     """The policy of the flags, None without ``--select``; removes them from ``options``."""
-    policy, budget, layers = (options.pop(n) for n in ("select_policy", "budget", "layer_budgets"))
+    names = "select_policy", "budget", "layer_budgets", "anchors"
+    policy, budget, layers, anchors = (options.pop(name) for name in names)
     if policy is None:
-        if budget is not None or layers is not None:
-            raise InvalidOption("--budget and --layer-budgets need a --select: give one")
+        if any(value is not None for value in (budget, layers, anchors)):
+            raise InvalidOption("--budget, --layer-budgets and --anchors need a --select: give one")
         return None
     spread: dict[str, Any] = {} if layers is None else {"layer_budgets": layers}
+    spread |= {} if anchors is None else {"anchors": anchors}
     if budget is None:
         return _select(policy, **spread)
     if not 0 < budget < math.inf:

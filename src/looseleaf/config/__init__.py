@@ -28,6 +28,7 @@ from looseleaf.config.policy_file import PolicyFile
 from looseleaf.config.revise import MAX_WINDOW, Local, Revise
 from looseleaf.config.select import (
     EVICTING,
+    SCORING,
     GroupRule,
     LayerBudgets,
     Select,
@@ -67,6 +68,7 @@ __all__ = [
     "Revise",
     "RopeConfig",
     "RopeLaw",
+    "SCORING",
     "SchedulerConfig",
     "Select",
     "SelectPolicy",

@@ -95,6 +95,12 @@ class LatentConfig:
         return self.nope_dim + self.rope_dim
 
     @property
+    def expanded_dim(self) -> int:
+        """The dims of expanded keys and values in memory: the rotated dims, then the others, padded
+        to one size."""
+        return self.rope_dim + max(self.nope_dim, self.value_dim)
+
+    @property
     def key_dim(self) -> int:
         """The dims of a stored key: the rotated dims, then the latent."""
         return self.rope_dim + self.rank

@@ -26,6 +26,9 @@ of all tokens so far."""
 EVICTING: tuple[SelectPolicy, ...] = ("snapkv", "tova", "h2o")
 """Policies that drop keys of a request's own text and free their pages."""
 
+SCORING: tuple[SelectPolicy, ...] = ("quest", "representatives", "partial")
+"""Policies that score pages, whose choice layers can share."""
+
 GroupRule = Literal["max", "sum"]
 """The score of a page for query heads that share a KV head: the largest score, or the sum of the
 heads' expected attention shares."""
@@ -53,8 +56,9 @@ def share_of(ratio: float, number: int) -> int:
 def _unused_fields(policy: SelectPolicy) -> tuple[str, ...]:
     pages = "sink", "recent", "group", "recall_every"
     if policy == "all" or policy in EVICTING:
-        return (*pages, "dense_layers", "dense_below", "layer_budgets")
-    return {"retrieval": pages, "window": ("group",)}.get(policy, ())
+        return (*pages, "dense_layers", "dense_below", "layer_budgets", "anchors")
+    unused = {"retrieval": (*pages, "anchors"), "window": ("group", "anchors")}
+    return unused.get(policy, ())
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,10 @@ class Select:
         that is faster for a single output, on a CPU 0.
     ``layer_budgets``
         distribution of ``tokens`` or ``ratio`` over the other layers, with an equal total.
+    ``anchors``
+        layers that choose pages for the layers after them, up to the next anchor with an equal
+        window (Kascade, arXiv 2512.16391); dense layers are none. None is every layer, or the
+        anchors of a policy file.
     ``group``
         how query heads of one KV head agree on pages.
     ``recall_every``
@@ -96,6 +104,7 @@ class Select:
     dense_layers: tuple[int, ...] | None = None
     dense_below: int | None = None
     layer_budgets: LayerBudgets = "flat"
+    anchors: tuple[int, ...] | None = None
     group: GroupRule = "max"
     recall_every: int = 0
 
@@ -123,11 +132,18 @@ class Select:
         require_share(self, "ratio", "mass")
         require_not_negative(self, "sink", "recent", "dense_below", "recall_every")
         self._check_layer_budgets()
-        layers = self.dense_layers or ()
+        for name in ("dense_layers", "anchors"):
+            layers = getattr(self, name) or ()
+            require(
+                list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
+                f"{name} must be ascending and at least 0, not {shown(layers)}",
+                name,
+            )
         require(
-            list(layers) == sorted(set(layers)) and all(layer >= 0 for layer in layers),
-            f"dense_layers must be ascending and at least 0, not {shown(layers)}",
-            "dense_layers",
+            self.anchors is None or self.layer_budgets == "flat",
+            "layers that share a choice of pages have equal budgets: leave out layer_budgets or "
+            "anchors",
+            *("anchors", "layer_budgets"),
         )
         if not budget and self.policy != "all":
             tokens = _RETRIEVED_TOKENS if self.policy == "retrieval" else _DEFAULT_TOKENS
@@ -182,8 +198,9 @@ class Select:
         values = {name: getattr(self, name) for name in names}
         if "dense_layers" in values:
             values["dense_layers"] = list(self.layers_read_densely)
-        if isinstance(self.layer_budgets, tuple):
-            values["layer_budgets"] = list(self.layer_budgets)
+        for name in ("layer_budgets", "anchors"):
+            if isinstance(values.get(name), tuple):
+                values[name] = list(values[name])
         return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
@@ -193,4 +210,6 @@ class Select:
             parts.append("layers " + " ".join(f"{weight:g}" for weight in self.layer_budgets))
         elif self.layer_budgets != "flat":
             parts.append(self.layer_budgets)
+        if self.anchors is not None:
+            parts.append("anchors " + " ".join(map(str, self.anchors)))
         return ", ".join([self.policy, *parts])

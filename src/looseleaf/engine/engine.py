@@ -44,7 +44,7 @@ from looseleaf.errors import (
 from looseleaf.graphs.rows import awaited_token
 from looseleaf.kv.keys import KeySpace
 from looseleaf.kv.store import SegmentStore
-from looseleaf.machine.device import require_device
+from looseleaf.machine.device import synchronize
 from looseleaf.machine.threads import ThreadChoice
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.ops.compiled import num_compiled
@@ -303,7 +303,7 @@ class Engine:
                 self._events.flush()
             if self._had_fault:
                 self._had_fault = False
-                require_device(self.runner.model.device)
+                synchronize(self.runner.model.device)
             return list(dict.fromkeys(changed))
 
     def _launch_next(self, changed: list[RequestProgress]) -> InFlightStep | None:

@@ -207,12 +207,14 @@ def _check_layers(select: Select, num_layers: int) -> None:
             "select",
             "dense_layers",
         )
-    if any(layer >= num_layers for layer in select.dense_layers or ()):
-        raise InvalidOption(
-            f"dense_layers {select.dense_layers} go past the model's {num_layers} layers, "
-            f"0 to {num_layers - 1}: leave out those it does not have",
-            "dense_layers",
-        )
+    for name in ("dense_layers", "anchors"):
+        layers = getattr(select, name)
+        if any(layer >= num_layers for layer in layers or ()):
+            raise InvalidOption(
+                f"{name} {layers} go past the model's {num_layers} layers, 0 to "
+                f"{num_layers - 1}: leave out those it does not have",
+                name,
+            )
     weights = select.layer_budgets
     if isinstance(weights, tuple) and len(weights) != num_layers:
         raise InvalidOption(

@@ -15,6 +15,7 @@ from looseleaf.engine.tiering.rank_tiering import RankTiering
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.store import SegmentStore
+from looseleaf.machine.device import synchronize
 from looseleaf.tiers import Claims, Tiers
 
 # tokens of the longest timed pass; on a GPU the host's launches dominate short passes
@@ -113,16 +114,11 @@ def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
     at = torch.as_tensor(np.asarray(chunk.positions), device=device)
     nth = at if own.places is None else torch.arange(rows, device=device)
     slots = torch.tensor(pages, device=device)[nth // pool.page_size] * pool.page_size
-    step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1])
+    step = StepRows([], [chunk], slots + nth % pool.page_size, at, [rows - 1], expands=True)
     tokens, last_row = at % model.config.vocab_size, torch.tensor([rows - 1], device=device)
     for _ in range(2):
-        _wait_for(device)
+        synchronize(device)
         begun = time.perf_counter()
         model.logits(model.forward(tokens, runner.attention.step(step), asked=last_row))
-        _wait_for(device)
+        synchronize(device)
     return time.perf_counter() - begun
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

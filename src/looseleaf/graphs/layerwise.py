@@ -12,7 +12,7 @@ from torch import Tensor
 
 from looseleaf.graphs.rows import IntArray, to_device
 from looseleaf.kv.store import PendingLoad
-from looseleaf.types import Attend, LayerHook
+from looseleaf.types import Attend, Expand, ExpandingAttend, LayerHook
 
 
 @dataclass
@@ -40,6 +40,16 @@ class LayerwiseWait:
         if since is not None:
             self.waits.append((since, _now()))
         return self.attend(layer, q, k, v)
+
+    def num_expanded(self, layer: int) -> int:
+        """See `looseleaf.types.ExpandingAttend`."""
+        attend = self.attend
+        return attend.num_expanded(layer) if isinstance(attend, ExpandingAttend) else 0
+
+    def attend_expanded(self, layer: int, q: Tensor, expand: Expand) -> Tensor:
+        """See `looseleaf.types.ExpandingAttend`; the layer's keys have been awaited."""
+        assert isinstance(self.attend, ExpandingAttend), "other steps expand no keys"
+        return self.attend.attend_expanded(layer, q, expand)
 
 
 def wait_for_layer(awaited: Sequence[PendingLoad], layer: int) -> None:

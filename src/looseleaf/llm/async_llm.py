@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,8 @@ from looseleaf.engine.runner.runner import OnProgress
 from looseleaf.engine.sampling.grammar import Compiled
 from looseleaf.errors import DeadlineExceeded, EngineClosed, EngineFault, InvalidRequest
 from looseleaf.llm.client import EngineFacts
-from looseleaf.llm.engine_thread import Change, Fail, Worker
+from looseleaf.llm.engine_calls import EngineCalls
+from looseleaf.llm.engine_thread import Change, Worker
 from looseleaf.llm.llm import make_config
 from looseleaf.llm.load import load_engine
 from looseleaf.llm.preparation import Preparation
@@ -89,10 +90,9 @@ class AsyncLLM(ProcessBound):
             if progress.error is not None:
                 raise progress.error
         self._ids = count()
-        # callbacks that fail pending calls if the engine's thread does not respond
-        self._pending: set[Fail] = set()
         self._preparation = Preparation(self.engine)
         self._worker = Worker(self.engine, on_step)
+        self._calls = EngineCalls(self.engine, self._worker)
         self.engine.hosting.wake = self._worker.wake
 
     async def __aenter__(self) -> "AsyncLLM":
@@ -156,11 +156,8 @@ class AsyncLLM(ProcessBound):
         raise EngineClosed, and the thread keeps its resources."""
         self._preparation.close()
         if not self._worker.close(timeout):
-            error = EngineClosed(
-                "the engine does not respond and was abandoned: the answer is not complete"
-            )
-            for fail in list(self._pending):
-                fail(error)
+            error = "the engine does not respond and was abandoned: the answer is not complete"
+            self._calls.abandon(EngineClosed(error))
             return False
         self.engine.close()
         return True
@@ -174,7 +171,7 @@ class AsyncLLM(ProcessBound):
         completed = True
         try:
             async with asyncio.timeout(timeout):
-                await self._watch(lambda: self._worker.is_idle or None)
+                await self._calls.watch(lambda: self._worker.is_idle or None)
         except TimeoutError:
             completed = False
         except (EngineClosed, EngineFault):
@@ -256,7 +253,7 @@ class AsyncLLM(ProcessBound):
 
         # the reference keeps the cache entry, so the engine's thread never compiles
         _grammar = await self._preparation.compile(request.params.grammar, request.salt, limit)
-        with self._failing_on_close(deliver):
+        with self._calls.pending(deliver):
             self._worker.open(request, since, deliver)
             try:
                 while True:
@@ -292,7 +289,7 @@ class AsyncLLM(ProcessBound):
     async def hold(self, prompt: SystemPrompt) -> None:
         """Compute the tokens of a system prompt, and keep them in the cache."""
         progress = await self.call(lambda engine: engine.hold(prompt), new=True)
-        await self._watch(lambda: progress.finished or None)
+        await self._calls.watch(lambda: progress.finished or None)
         if progress.error is not None:
             raise progress.error
 
@@ -350,7 +347,7 @@ class AsyncLLM(ProcessBound):
         )
         yield info
         while info.state == "computing":
-            info = await self._watch(lambda before=info: self._changed_info(before, salt))  # type: ignore[misc]
+            info = await self._calls.watch(lambda before=info: self._changed_info(before, salt))  # type: ignore[misc]
             yield info
         error = await self.call(lambda engine: engine.documents.failure(info.id, salt))
         if error is not None:
@@ -405,42 +402,7 @@ class AsyncLLM(ProcessBound):
 
         A draining engine rejects ``new`` work. Raises the errors of ``function``, and EngineClosed.
         """
-        result: Result[T] = Result(asyncio.get_running_loop())
-
-        def command() -> None:
-            try:
-                result.settle(function(self.engine))
-            except Exception as error:
-                result.fail(error)
-
-        with self._failing_on_close(result.fail):
-            self._worker.put(command, new=new)
-            return await result.future
-
-    async def _watch(self, look: Callable[[], T | None]) -> T:
-        """The first result of ``look`` that is not None.
-
-        The engine's thread calls ``look`` now and after every step."""
-        result: Result[T] = Result(asyncio.get_running_loop())
-
-        def is_done() -> bool:
-            value = look()
-            if value is not None:
-                result.settle(value)
-            return value is not None or result.future.cancelled()
-
-        with self._failing_on_close(result.fail):
-            self._worker.watch(is_done, result.fail)
-            return await result.future
-
-    @contextmanager
-    def _failing_on_close(self, fail: Fail) -> Iterator[None]:
-        """Have ``fail`` called if `close` abandons the engine's thread."""
-        self._pending.add(fail)
-        try:
-            yield
-        finally:
-            self._pending.discard(fail)
+        return await self._calls.call(function, new=new)
 
     def _changed_info(self, before: DocumentInfo, salt: str) -> DocumentInfo | None:
         info = self.engine.documents.stat(before.id, salt)

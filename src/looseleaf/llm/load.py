@@ -254,7 +254,7 @@ def _defaults_of(config: EngineConfig, loaded: LoadedModel) -> RequestDefaults |
     policy = PolicyFile.read(config.policy)
     policy.require_model(loaded.shape)
     tokens = primer_tokens(loaded.tokenizer, policy.primer)
-    return RequestDefaults(policy.fuse, tokens, loaded.max_model_len)
+    return RequestDefaults(policy.fuse, tokens, loaded.max_model_len, policy.anchors)
 
 
 def find_model(model: str | Path | None) -> Path:

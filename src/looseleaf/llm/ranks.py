@@ -120,7 +120,7 @@ def main(rank: int, file: int) -> None:
         # rank 0 ends the others
         signal.signal(number, signal.SIG_IGN)
     is_leaving = threading.Event()
-    threading.Thread(target=_end_with_lead, args=(is_leaving,), daemon=True).start()
+    threading.Thread(target=_end_with_rank_0, args=(is_leaving,), daemon=True).start()
     connection = Connection(file)
     link = Link(rank, [connection])
     try:
@@ -151,7 +151,7 @@ def follow(engine: Engine, link: Link) -> None:
             continue
 
 
-def _end_with_lead(is_leaving: threading.Event) -> None:
+def _end_with_rank_0(is_leaving: threading.Event) -> None:
     """End this process some time after rank 0, also if it waits for other ranks."""
     sys.stdin.buffer.read()
     if is_leaving.wait(_LEAVE_SECONDS):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from looseleaf.config import ModelConfig
 from looseleaf.models.experts import apply_experts
-from looseleaf.models.latent import expand_values, latent_heads
+from looseleaf.models.latent import attend_latents, latent_heads
 from looseleaf.models.layer_chain import MAX_ROWS, LayerChain
 from looseleaf.models.layer_inputs import add_inputs, layer_inputs
 from looseleaf.models.layers import (
@@ -54,7 +54,8 @@ class Decoder:
         }
         self._packings = [packings.get(config.heads_of(n)) for n in range(config.num_layers)]
         self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
-        scales = {rope: query_scale(rope) for rope in config.ropes}
+        dims = config.head_dim if config.latent is None else config.latent.query_dim
+        scales = {rope: query_scale(replace(rope, head_dim=dims)) for rope in config.ropes}
         on_device = {
             rope: None if scale is None else scale.to(self.device, self.dtype)
             for rope, scale in scales.items()
@@ -197,11 +198,11 @@ class Decoder:
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
-        attended = attend(index, q, k, v)
         packing = self._packings[index]
-        if layer.latent is not None and config.latent is not None:
-            attended = expand_values(attended, layer.latent, config.latent)
+        if layer.latent is not None and config.latent is not None and k is not None:
+            attended = attend_latents(attend, index, q, k, layer.latent, config.latent)
         else:
+            attended = attend(index, q, k, v)
             attended = attended.flatten(1) if packing is None else packing.unpack(attended)
         if not len(attended):
             return stream
@@ -255,14 +256,15 @@ class Decoder:
         self, index: int, heads: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Queries, keys and values of fused ``heads``, normed and scaled, as they are stored; None
-        for those of a layer that stores none."""
+        for those of a layer that stores none. With latents, queries are not mapped yet, and the
+        keys are the values."""
         rows, config, layer = heads.shape[0], self.config, self.weights.layers[index]
         scale = self._query_scales[index]
         if config.layer_heads:
             return self._packed_heads(index, heads)
         if layer.latent is not None and config.latent is not None:
-            q, k, v = latent_heads(heads, layer.latent, config.latent)
-            return (q if scale is None else q * scale), k, v
+            q, k = latent_heads(heads, layer.latent, config.latent, scale)
+            return q, k, k
         fused = heads.view(rows, sum(self._head_counts), config.head_dim)
         q, k, v = fused.split_with_sizes(self._head_counts, 1)
         if layer.q_norm is not None and layer.k_norm is not None:

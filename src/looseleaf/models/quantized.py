@@ -1,7 +1,7 @@
 """A weight of a decoder that stays quantized, for products and for lookups of rows.
 
-On a CPU with a C compiler GGUF's blocks are packed for the C kernels. On a GPU codes with scales
-have a kernel. Elsewhere each call dequantizes.
+On a CPU with a C compiler GGUF's blocks are packed for the C kernels. On a GPU they are sorted into
+planes, which have a kernel, as codes with scales have. Elsewhere each call dequantizes.
 """
 
 import logging
@@ -14,6 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from looseleaf.errors import NativeUnavailable
+from looseleaf.ops.dense.plane_linear import (
+    MAX_ROWS,
+    PlaneMatrix,
+    dequantize_planes,
+    plane_linear,
+    plane_summands,
+    split_planes,
+)
 from looseleaf.ops.dense.quantized_linear import BlockMatrix, PackedMatrix
 from looseleaf.ops.dense.quantized_linear.reference import dequantize_reference
 from looseleaf.ops.dense.scaled_linear import (
@@ -26,7 +34,7 @@ from looseleaf.ops.dense.scaled_linear import (
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 
 _log = logging.getLogger(__name__)
-Part = PackedMatrix | BlockMatrix | ScaledMatrix | Mxfp4Matrix
+Part = PackedMatrix | BlockMatrix | PlaneMatrix | ScaledMatrix | Mxfp4Matrix
 
 
 class QuantizedWeight:
@@ -37,6 +45,8 @@ class QuantizedWeight:
     def __init__(self, parts: Sequence[Part], dtype: torch.dtype) -> None:
         self.parts, self.dtype, self.device = tuple(parts), dtype, parts[0].device
         self.shape = torch.Size([sum(part.features for part in parts), parts[0].columns])
+        # a matrix in planes has planes only
+        self._planes = [part for part in parts if isinstance(part, PlaneMatrix)]
 
     @classmethod
     def create(
@@ -46,16 +56,20 @@ class QuantizedWeight:
 
         With ``native``, matrices on a CPU are packed for the C kernels if there is a C compiler,
         else a warning is logged."""
-        merged = []
-        for name, group in groupby(parts, lambda part: part.layout.name):
-            blocks = [part.blocks for part in group]
-            merged.append(BlockMatrix(name, blocks[0] if len(blocks) == 1 else torch.cat(blocks)))
+        merged = _merged(parts)
         if native and merged[0].device.type == "cpu":
             try:
                 return cls([PackedMatrix(p.blocks, p.layout, dtype) for p in merged], dtype)
             except NativeUnavailable as error:
                 _log.warning("quantized weights are dequantized in every step: %s", error)
         return cls(merged, dtype)
+
+    @classmethod
+    def in_planes(
+        cls, parts: Sequence[BlockMatrix], dtype: torch.dtype, device: torch.device
+    ) -> "QuantizedWeight":
+        """``parts`` one below the other, as planes on ``device``."""
+        return cls([split_planes(part, device) for part in _merged(parts)], dtype)
 
     @property
     def nbytes(self) -> int:
@@ -80,6 +94,8 @@ class QuantizedWeight:
     ) -> Float[Tensor, "rows features"]:
         """``x @ weight.T + bias + residual``; ``bias`` is fp32."""
         first = self.parts[0]
+        if isinstance(first, PlaneMatrix):
+            return _added(plane_linear(x, self._planes), bias, residual)
         if len(self.parts) == 1 and isinstance(first, ScaledMatrix):
             return _added(scaled_linear(x, first), bias, residual)
         out = torch.empty(x.shape[0], self.shape[0], dtype=self.dtype, device=self.device)
@@ -99,14 +115,17 @@ class QuantizedWeight:
     def summands(self, x: Float[Tensor, "rows columns"]) -> Tensor:
         """``x @ weight.T`` as ``[rows, features]`` or ``[parts, rows, features]``."""
         first = self.parts[0]
-        if (
+        if isinstance(first, PlaneMatrix) and len(x) <= MAX_ROWS:
+            summands = plane_summands(x, self._planes)
+        elif (
             isinstance(first, ScaledMatrix)
             and len(self.parts) == 1
             and len(x) <= most_rows(x, first)
         ):
             summands = scaled_summands(x, first)
-            return summands[0] if len(summands) == 1 else summands
-        return self.multiply(x)
+        else:
+            return self.multiply(x)
+        return summands[0] if len(summands) == 1 else summands
 
     def gate(self, x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows half"]:
         """``silu(x @ gate.T) * (x @ up.T)`` of a weight ``[gate, up]`` that `can_gate`."""
@@ -137,9 +156,20 @@ class QuantizedWeight:
         return torch.cat([_rows(*pair, self.dtype) for pair in zip(self.parts, rows, strict=True)])
 
 
+def _merged(parts: Sequence[BlockMatrix]) -> list[BlockMatrix]:
+    """``parts``, with neighbours of one format as one matrix."""
+    merged = []
+    for name, group in groupby(parts, lambda part: part.layout.name):
+        blocks = [part.blocks for part in group]
+        merged.append(BlockMatrix(name, blocks[0] if len(blocks) == 1 else torch.cat(blocks)))
+    return merged
+
+
 def _rows(part: Part, numbers: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(part, PackedMatrix):
         return part.rows(numbers)
+    if isinstance(part, PlaneMatrix):
+        return dequantize_planes(part, dtype, numbers)
     if isinstance(part, ScaledMatrix):
         return dequantize(part.rows(numbers), dtype)
     if isinstance(part, Mxfp4Matrix):
@@ -154,6 +184,7 @@ def _multiply(
         return part.multiply(x, out, bias, residual)
     if isinstance(part, ScaledMatrix):
         return out.copy_(_added(scaled_linear(x, part), bias, residual))
+    assert not isinstance(part, PlaneMatrix), "all planes are multiplied together"
     weight = (
         part.dequantize()
         if isinstance(part, Mxfp4Matrix)

@@ -55,7 +55,7 @@ class Link:
         self._error: EngineFault | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
 
@@ -65,7 +65,7 @@ class Link:
 
         Raises EngineFault after a fault in any command, because the ranks are then at different
         places. On other ranks this has no effect."""
-        if self._depth or not self.leads:
+        if self._depth or not self.is_first:
             yield
             return
         if self._error is not None:
@@ -111,7 +111,7 @@ class Link:
 
     def decide(self, place: str, choose: Callable[[], T]) -> T:
         """The result of ``choose`` on rank 0, or its error, on every rank."""
-        if not self.leads:
+        if not self.is_first:
             message: T = self._decision(place)
             return message
         value = self._try(place, choose)
@@ -122,7 +122,7 @@ class Link:
         """The result of ``make``, which only rank 0 calls; None on other ranks.
 
         Every rank raises its error."""
-        if not self.leads:
+        if not self.is_first:
             self._decision(place)
             return None
         value = self._try(place, make)
@@ -131,7 +131,7 @@ class Link:
 
     def agree(self, place: str, value: T, combine: Callable[[list[T]], U]) -> U:
         """The combination of all ranks' values, in their order, on every rank."""
-        if not self.leads:
+        if not self.is_first:
             self._send(Decision(place, value))
             agreed: U = self._decision(place)
             return agreed
@@ -180,7 +180,7 @@ class Link:
             try:
                 connection.send(message)
             except OSError as error:
-                raise lost(rank if self.leads else 0) from error
+                raise lost(rank if self.is_first else 0) from error
 
 
 def failed(rank: int, message: str) -> EngineFault:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from looseleaf.errors import InvalidRequest
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
+from looseleaf.prompt.messages import open_ended, plain_message, with_system_text
 from looseleaf.prompt.request import (
     Document,
     DocumentContent,
@@ -110,13 +111,13 @@ class PromptBuilder:
             )
         _check_system_prompt(system_prompt)
         if system_prompt is not None:
-            joint = _with_system_text(system_prompt.text, messages)
+            joint = with_system_text(system_prompt.text, messages)
             whole = self.from_messages(joint, continues=continues, **variables)
             return _with_shared(whole, system_prompt.tokens)
         documents: list[Document] = []
-        plain = [_plain_message(message, documents) for message in messages]
+        plain = [plain_message(message, documents) for message in messages]
         if continues:
-            plain[-1] = _open_ended(plain[-1])
+            plain[-1] = open_ended(plain[-1])
             variables["add_generation_prompt"] = False
         first, *rest = self.tokenizer.cut_chat(plain, **variables)
         if continues:
@@ -147,8 +148,8 @@ class PromptBuilder:
         if not isinstance(prompt[0], TextPart):
             return 0
         if system_prompt is not None:
-            messages = _with_system_text(system_prompt.text, messages)
-        plain = [_plain_message(message, []) for message in messages]
+            messages = with_system_text(system_prompt.text, messages)
+        plain = [plain_message(message, []) for message in messages]
         return self._lead_length(plain, [*prompt[0].tokens], variables)
 
     def system_prompt(self, text: str) -> SystemPrompt:
@@ -364,20 +365,6 @@ def _check_system_prompt(value: object) -> None:
         )
 
 
-def _with_system_text(text: str, messages: Sequence[Message]) -> list[Message]:
-    """``messages`` with ``text`` prepended to their system message, or as a new one."""
-    first = messages[0]
-    if first.get("role") != "system":
-        return [{"role": "system", "content": text}, *messages]
-    own = first.get("content")
-    if own is None:
-        # rejected later, as any message without content
-        return [*messages]
-    content = [own] if isinstance(own, str | Document) else [*own]
-    joint = text + "\n\n" if content != [""] else text
-    return [{**first, "content": [joint, *content]}, *messages[1:]]
-
-
 def _with_shared(parts: PromptParts, tokens: Sequence[int]) -> PromptParts:
     """``parts`` with ``num_shared`` set to the length of their common prefix with ``tokens``."""
     first = parts[0]
@@ -386,48 +373,3 @@ def _with_shared(parts: PromptParts, tokens: Sequence[int]) -> PromptParts:
     pairs = enumerate(zip(first.tokens, tokens, strict=False))
     length = next((n for n, (a, b) in pairs if a != b), min(len(first.tokens), len(tokens)))
     return (replace(first, num_shared=length), *parts[1:])
-
-
-def _plain_message(message: Message, documents: list[Document]) -> dict[str, object]:
-    """``message`` with OpenAI-style content; appends its documents to ``documents``."""
-    content = message.get("content")
-    if isinstance(content, Document):
-        content = [content]
-    if not isinstance(content, list | tuple):
-        return dict(message)
-    parts: list[object] = []
-    for part in content:
-        if isinstance(part, Document):
-            documents.append(part)
-            parts.append({"type": "document"})
-        elif isinstance(part, dict) and part.get("type") == "document":
-            documents.append(_document_of(part))
-            parts.append({"type": "document"})
-        else:
-            parts.append({"type": "text", "text": part} if isinstance(part, str) else part)
-    return dict(message, content=parts)
-
-
-def _open_ended(message: dict[str, object]) -> dict[str, object]:
-    """An assistant's message with a cut after its content, at which its continuation begins.
-
-    Raises InvalidRequest for another role, and without content."""
-    content = message.get("content")
-    if message.get("role") != "assistant" or not content:
-        raise InvalidRequest(
-            "only an assistant's message with content can be continued: put one last, or let the "
-            "model begin its own"
-        )
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return dict(message, content=[*parts, {"type": "document"}])
-
-
-def _document_of(part: Mapping[str, Any]) -> Document:
-    """The document of a message part. Raises InvalidRequest for unknown fields."""
-    unknown = set(part) - {"type", "text", "title", "context"}
-    if unknown:
-        raise InvalidRequest(
-            f"a document in a message has text, title and context, not {min(unknown)}: leave it "
-            "out; what is registered is found by its text"
-        )
-    return Document(part.get("text", ""), part.get("title"), part.get("context") or "lead")

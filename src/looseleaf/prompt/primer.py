@@ -10,7 +10,7 @@ of a prompt follows no other, so it is read as it is without a primer."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from looseleaf.config import Fuse
+from looseleaf.config import SCORING, Fuse
 from looseleaf.models.tokenizer.tokenizer import Tokenizer
 from looseleaf.prompt.request import DocumentPart, PromptParts, Request
 
@@ -25,13 +25,15 @@ def primer_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class RequestDefaults:
-    """``fuse`` for requests that name no blending policy, and the tokens of the ``primer``.
+    """``fuse`` for requests that name no blending policy, the tokens of the ``primer``, and the
+    ``anchors`` of selections that name none.
 
     Documents that end after ``max_length`` tokens with their context and the primer have none."""
 
     fuse: Fuse | None = None
     primer: tuple[int, ...] = ()
     max_length: int = 0
+    anchors: tuple[int, ...] | None = None
     # a primer per length of context, since its part caches its keys
     _primers: dict[int, DocumentPart] = field(default_factory=dict, compare=False, repr=False)
 
@@ -43,6 +45,8 @@ class RequestDefaults:
             return request
         if self.fuse is not None and request.fuse is None and not request.warms:
             request = replace(request, fuse=self.fuse)
+        if self.anchors is not None and request.select is not None and _shares_choices(request):
+            request = replace(request, select=replace(request.select, anchors=self.anchors))
         return replace(request, parts=self.primed(request.parts)) if self.primer else request
 
     def primed(self, parts: PromptParts) -> PromptParts:
@@ -63,3 +67,15 @@ class RequestDefaults:
             part = DocumentPart(self.primer, context_length, "(primer)")
             self._primers[context_length] = part
         return self._primers[context_length]
+
+
+def _shares_choices(request: Request) -> bool:
+    """Whether layers of the request may share a choice of pages, and no anchors are named."""
+    select, revise = request.select, request.revise
+    return (
+        select is not None
+        and select.policy in SCORING
+        and select.anchors is None
+        and select.layer_budgets == "flat"
+        and (revise is None or revise.window == 1)
+    )

@@ -249,6 +249,15 @@ class Request:
                 "select",
             )
 
+        anchored = self.select is not None and self.select.anchors is not None
+        if self.revise is not None and self.revise.window > 1 and anchored:
+            raise InvalidOption(
+                "revise records the pages that each layer has read, so layers can't share a "
+                "choice: leave out revise or the anchors of select",
+                "revise",
+                "select",
+            )
+
     @property
     def opens_answer(self) -> bool:
         """Whether the output is a new text, as in a chat, not a continuation of the prompt."""

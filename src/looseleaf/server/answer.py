@@ -196,18 +196,9 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     _progress: dict[int, _Progress] = field(default_factory=dict)
 
-    @property
-    def reuse_header(self) -> str:
-        """The counts of reused tokens so far, as the value of a header."""
-        counts = report.reuse_counts(self.generation.latest, self.generation.prompts)
-        return report.reuse_header(counts)
-
     async def whole(self) -> Json:
         """The complete answer."""
-        updates = self.generation.updates()
-        async with aclosing(updates):
-            async for _ in updates:
-                pass
+        outputs = await self.generation.complete()
         choices = [
             {
                 "index": self._index(number, output.index),
@@ -215,17 +206,17 @@ class Answer:
                 **self.form.whole(output, request),
                 **self._ids(output.token_ids, request),
             }
-            for number, request in enumerate(self.generation.latest)
+            for number, request in enumerate(outputs)
             for output in request.outputs
         ]
         header = self._header(self.form.whole_object)
-        scores = self.form.scores(self.generation.latest)
+        scores = self.form.scores(outputs)
         return {
             **header,
             "choices": choices,
             **scores,
             "usage": self._usage(),
-            "looseleaf": self._reuse(),
+            "looseleaf": self.generation.reuse_report(),
         }
 
     async def chunks(self) -> AsyncGenerator[list[Event], None]:
@@ -243,18 +234,19 @@ class Answer:
                     continue
                 # text alone comes neither first nor last, so these are objects
                 if is_first and len(self.generation.prompts) == 1 and isinstance(chunks[0], dict):
-                    chunks[0]["looseleaf"] = self._reuse()
+                    chunks[0]["looseleaf"] = self.generation.reuse_report()
                 is_first = False
                 if (
                     self.generation.finished
                     and not self.include_usage
                     and isinstance(chunks[-1], dict)
                 ):
-                    chunks[-1]["looseleaf"] = self._reuse()
+                    chunks[-1]["looseleaf"] = self.generation.reuse_report()
                 yield chunks
         if self.include_usage:
-            usage = {"choices": [], "usage": self._usage(), "looseleaf": self._reuse()}
-            yield [{**self._header(self.form.chunk_object), **usage}]
+            reuse = self.generation.reuse_report()
+            last = {"choices": [], "usage": self._usage(), "looseleaf": reuse}
+            yield [{**self._header(self.form.chunk_object), **last}]
 
     def failure(self, error: ApiError) -> list[Event]:
         """The last events of a stream that failed."""
@@ -351,9 +343,6 @@ class Answer:
 
     def _usage(self) -> Json:
         return report.usage(self.generation.latest)
-
-    def _reuse(self) -> Json:
-        return report.reuse(self.generation.latest, self.generation.prompts)
 
 
 def _finish_reason(reader: AnswerReader | None, reason: str | None) -> str | None:

@@ -162,19 +162,9 @@ class BlockAnswer:
     form: BlockForm
     end = b""
 
-    @property
-    def reuse_header(self) -> str:
-        """The counts of reused tokens so far, as the value of a header."""
-        counts = report.reuse_counts(self.generation.latest, self.generation.prompts)
-        return report.reuse_header(counts)
-
     async def whole(self) -> Json:
         """The complete answer."""
-        updates = self.generation.updates()
-        async with aclosing(updates):
-            async for _ in updates:
-                pass
-        (request,) = self.generation.latest
+        (request,) = await self.generation.complete()
         self.blocks.follow(request.outputs[0])
         return await self.form.whole(request, self.blocks)
 

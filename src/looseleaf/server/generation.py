@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from looseleaf.llm.client import Output
 from looseleaf.prompt.request import Policies, Request
 from looseleaf.sampling_params import SamplingParams
+from looseleaf.server import report
 from looseleaf.server.connection import cancel
 from looseleaf.server.errors import ApiError
 from looseleaf.server.keys import Caller
@@ -48,6 +50,23 @@ class Generation:
     def finished(self) -> bool:
         """Whether every prompt has finished, as far as the updates have said."""
         return len(self._finished) == len(self.prompts)
+
+    @property
+    def reuse_header(self) -> str:
+        """The counts of reused tokens so far, as the value of a header."""
+        return report.reuse_header(report.reuse_counts(self.latest, self.prompts))
+
+    def reuse_report(self) -> dict[str, Any]:
+        """The reuse of the outputs so far, as the ``looseleaf`` object of an answer."""
+        return report.reuse(self.latest, self.prompts)
+
+    async def complete(self) -> list[Output]:
+        """The final outputs of all prompts."""
+        updates = self.updates()
+        async with aclosing(updates):
+            async for _ in updates:
+                pass
+        return self.latest
 
     async def updates(self) -> AsyncGenerator[Update, None]:
         """Outputs as they grow; closing the generator aborts all prompts.

@@ -175,10 +175,10 @@ class PromptMaker:
         self, parts: PromptParts, lead_length: int, labels: Sequence[Label]
     ) -> TokenizedPrompt:
         assert self.discovery is not None, "the level discover has a discovery"
-        found = self.discovery.apply(parts, lead_length, self.salt)
-        own, documents = iter(labels), [p for p in found if isinstance(p, DocumentPart)]
+        pieces = self.discovery.apply(parts, lead_length, self.salt)
+        own, documents = iter(labels), [p for p in pieces if isinstance(p, DocumentPart)]
         every = [Label(discovered=True) if part.discovered else next(own) for part in documents]
-        return TokenizedPrompt(found, tuple(every), self.reuse)
+        return TokenizedPrompt(pieces, tuple(every), self.reuse)
 
     def render(
         self, title: str | None, text: str | Sequence[str], context: DocumentContext = "lead"

@@ -42,7 +42,7 @@ def reuse_counts(outputs: Sequence[Output], prompts: Sequence[TokenizedPrompt]) 
     total = sum(len(output.prompt_token_ids) for output in outputs)
     exact = sum(r.text_tokens_cached for r in reports)
     cached = sum(map(_cached, reports))
-    found = [
+    lengths = [
         document.num_tokens
         for report, prompt in zip(reports, prompts, strict=False)
         for label, document in zip(prompt.labels, report.documents, strict=False)
@@ -53,7 +53,7 @@ def reuse_counts(outputs: Sequence[Output], prompts: Sequence[TokenizedPrompt]) 
         "exact": exact,
         "out_of_context": cached - exact,
         "computed": total - cached,
-        "discovered": sum(found),
+        "discovered": sum(lengths),
     }
 
 

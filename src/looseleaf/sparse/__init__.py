@@ -49,4 +49,5 @@ def make_policy(select: Select | None, page_size: int) -> SparsePolicy | None:
         frozenset(select.layers_read_densely),
         select.group,
         select.layer_budgets,
+        select.anchors,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.attention.select.anchors import Anchors
 from looseleaf.attention.select.policy import Candidates, Choice, PagePolicy
 from looseleaf.config import GroupRule, LayerBudgets
 from looseleaf.kv.summaries import Summary
@@ -63,7 +64,8 @@ class SparsePolicy(PagePolicy):
     """Reads the pages with the largest scores.
 
     ``group`` is the agreement of a KV head's query heads: see `choose_pages`. ``layer_budgets``
-    distributes the budget over the layers that are not dense: see `Schedule`.
+    distributes the budget over the layers that are not dense: see `Schedule`. ``anchors`` are the
+    layers whose choice serves the layers after them, None if every layer chooses.
     """
 
     scorer: Scorer
@@ -71,6 +73,7 @@ class SparsePolicy(PagePolicy):
     dense_layers: frozenset[int] = frozenset()
     group: GroupRule = "max"
     layer_budgets: LayerBudgets = "flat"
+    anchors: Anchors = None
 
     @property
     def summary(self) -> Summary | None:

@@ -14,7 +14,8 @@ from looseleaf_lab.bench.attention_cases import (
     document_subsets,
     shared,
 )
-from looseleaf_lab.bench.random_model import model_shape
+from looseleaf_lab.bench.latent_arms import EXPANDED, MAPPED
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.errors import BenchmarkRefused
 
 SMALL = AttentionConfig(
@@ -54,16 +55,16 @@ def test_a_question_behind_long_documents_is_read_as_the_engine_reads_it():
     assert listed.spans is None and listed.work is not None
     assert in_parts.work is None and in_parts.spans is not None
     q = bench.query(question)
-    one, other = (bench.layer(q, plan, 0, bench.rotation) for plan in (listed, in_parts))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    state, other = (bench.layer(q, plan, 0, bench.rotation) for plan in (listed, in_parts))
+    torch.testing.assert_close(state, other, rtol=1e-4, atol=1e-5)
 
 
 def test_every_case_is_measured_with_its_share_of_the_roofline():
     rows = list(measure(SMALL))
     names = {case.name for case in cases(SMALL)}
-    some = [case.name for case in cases(replace(SMALL, only=("ragged", "causal")))]
-    assert len(some) == 3
-    assert {*some} < names
+    subset = [case.name for case in cases(replace(SMALL, only=("ragged", "causal")))]
+    assert len(subset) == 3
+    assert {*subset} < names
     assert {row["measurement"] for row in rows} == names
     assert all(row["share_of_roofline"] > 0 and row["low"] <= row["median"] for row in rows)
     assert all(row["error_share_of_budget"] <= 1 for row in rows)
@@ -73,8 +74,15 @@ def test_every_case_is_measured_with_its_share_of_the_roofline():
 def test_latent_keys_are_counted_and_read_once():
     shape = AttentionShape.of(model_shape("tiny-latent"), layers=1)
     assert (shape.bytes_per_key, shape.flops_per_pair) == (32 * 4, 2 * 4 * (32 + 24))
-    rows = list(measure(replace(SMALL, shape=shape, only=("shared", "causal"))))
-    assert {row["arm"] for row in rows} > {"looseleaf", "ungrouped"}
+    rows = list(measure(replace(SMALL, shape=shape, only=("behind 2 shared", "128 tokens"))))
+    assert "ungrouped" in {row["arm"] for row in rows}
+    arms = {row["arm"]: row["flops"] for row in rows if "128 tokens" in str(row["measurement"])}
+    pairs, maps = 128 * 129 // 2, 128 * 24 * (8 + 12)
+    assert arms == {
+        "looseleaf": 8 * pairs * (32 + 24),
+        MAPPED: 8 * (pairs * (32 + 24) + maps),
+        EXPANDED: 8 * (pairs * (16 + 12) + maps),
+    }
     assert all(row["error_share_of_budget"] <= 1 for row in rows)
 
 

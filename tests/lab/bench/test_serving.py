@@ -15,6 +15,7 @@ from looseleaf.types import AttnState
 from looseleaf_lab.bench import attention
 from looseleaf_lab.bench import serving as bench_serving
 from looseleaf_lab.bench.ceilings import Ceilings
+from looseleaf_lab.bench.random_model import random_decoder
 from looseleaf_lab.bench.serving import LINES, Row, ServingSizes, ServingVariant, Workbench, measure
 from looseleaf_lab.cli.bench.commands import serving
 from looseleaf_lab.errors import BenchmarkRefused
@@ -41,7 +42,7 @@ def test_the_device_is_measured_before_an_engine_takes_its_memory(
     for name in ("measure_ceilings", "random_engine"):
         real = getattr(bench_serving, name)
         monkeypatch.setattr(
-            bench_serving, name, lambda *given, n=name, f=real: order.append(n) or f(*given)
+            bench_serving, name, lambda *arguments, n=name, f=real: order.append(n) or f(*arguments)
         )
     Workbench.create("tiny", ServingSizes.small(), CPU)
     assert order == ["measure_ceilings", "random_engine"]
@@ -81,10 +82,10 @@ def test_the_command_offers_every_line() -> None:
 def test_an_interrupted_run_keeps_the_lines_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
+    rows = list(measure("tiny", ServingSizes.small(), CPU, lines=("prefill",)))
 
     def interrupted(*_: object) -> Iterator[Row]:
-        yield from done
+        yield from rows
         raise KeyboardInterrupt
 
     monkeypatch.setattr("looseleaf_lab.bench.serving.measure", interrupted)
@@ -147,3 +148,17 @@ def test_a_floor_counts_the_bytes_of_quantized_weights() -> None:
         bench.ceilings = ceilings
         floors.append(bench.floor(1, 0, 0))
     assert 0.25 < floors[1] / floors[0] < 0.9
+
+
+def test_all_matrices_are_in_blocks() -> None:
+    weights = random_decoder("tiny", CPU, blocks="Q8_0").weights
+    plain = random_decoder("tiny", CPU).weights
+    # 34 bytes for 32 values; the head is whole groups of outputs
+    assert weights.lm_head.weight.nbytes == plain.embedding.numel() * 34 // 32
+    assert weights.layers[0].qkv.weight.nbytes < plain.layers[0].qkv.weight.nbytes / 3
+    assert ServingVariant(blocks="Q8_0").changes == ["Q8_0 weights"]
+
+
+def test_blocks_are_another_form_than_codes() -> None:
+    with pytest.raises(InvalidOption, match="leave one"):
+        random_decoder("tiny", CPU, "int8", "Q8_0")

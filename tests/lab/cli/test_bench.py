@@ -29,12 +29,12 @@ def test_every_whole_number_but_a_seed_counts_something() -> None:
         if option.type is click.INT
     }
     seeded = ("agents", "fleet", "hybrids", "index", "reuse", "serve")
-    others = {("fuse", "--batches"), ("agents", "--skipped")}
-    assert free == {(name, "--seed") for name in seeded} | others
+    indexes = {("fuse", "--batches"), ("agents", "--skipped")}
+    assert free == {(name, "--seed") for name in seeded} | indexes
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("reuse", "--documents", 3, "--per-request", 5), "--per-request must be at most"),
         (("tiers", "--folder", "/no/such/folder"), "does not exist"),
@@ -43,11 +43,11 @@ def test_every_whole_number_but_a_seed_counts_something() -> None:
     ids=str,
 )
 def test_sizes_that_do_not_go_together_are_refused(
-    run: Run, arguments: tuple[object, ...], said: str
+    run: Run, arguments: tuple[object, ...], message: str
 ) -> None:
     result = run("bench", *arguments)
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err
 
 
 class _Measured(Exception):

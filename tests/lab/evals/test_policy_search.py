@@ -99,10 +99,10 @@ def test_the_command_writes_a_file_that_engines_take(tmp_path: Path) -> None:
     primer.write_text(PRIMER[0], encoding="utf-8")
     arguments += ["--fuse", "first", "--ratio", "0.15", "--save", str(path)]
     arguments += ["--primer", str(primer)]
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         calibrate, [*arguments, "--sooner", "0", "--output", str(rows)], catch_exceptions=False
     )
-    assert "on 1 other questions" in done.output
+    assert "on 1 other questions" in result.output
     with rows.open(encoding="utf-8") as file:
         parts = [row["part"] for row in csv.DictReader(file)]
     assert parts.count("decide") == 1 and parts.count("develop") >= 4
@@ -121,8 +121,8 @@ def test_options_without_their_meaning_are_refused(tmp_path: Path) -> None:
         ([*save, "-q", "Why?"], "give two documents"),
         ([*save, "--file", str(listed)], "no entries"),
     ):
-        done = CliRunner().invoke(calibrate, ["--checkpoint", "causal", *flags])
-        assert isinstance(done.exception, InvalidOption) and sentence in str(done.exception)
+        result = CliRunner().invoke(calibrate, ["--checkpoint", "causal", *flags])
+        assert isinstance(result.exception, InvalidOption) and sentence in str(result.exception)
     blank = tmp_path / "blank"
     blank.write_text(" ", encoding="utf-8")
     with pytest.raises(InvalidOption, match="is empty"):

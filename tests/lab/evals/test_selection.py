@@ -1,5 +1,6 @@
 """Selection against dense decoding: all keys have no distance, and few keys have one."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from looseleaf_lab.evals.distance.selection import (
     SelectionRow,
     smallest_budgets,
 )
+from looseleaf_lab.evals.run import AnswerFile
 from looseleaf_lab.evals.task import Item
 from looseleaf_lab.evals.world_tasks import NeedleTask
 
@@ -49,11 +51,21 @@ def test_decode_rows_of_a_given_answer_have_the_distributions_of_its_scores(
     assert answer.report["kl"] == 0.0
 
 
-def test_all_keys_equal_dense_decoding_and_few_keys_do_not(llm: LLM, item: Item) -> None:
-    policies = [quest(0.02), quest(1.0)]
-    few, every = SelectionMeter(llm, "causal").measure("needle", [item], policies)
+def test_all_keys_equal_dense_decoding_and_few_keys_do_not(
+    llm: LLM, item: Item, tmp_path: Path
+) -> None:
+    """A second run takes the figures of the first, and measures only what it has not."""
+    path, policies = tmp_path / "answers.jsonl", [quest(0.02), quest(1.0)]
+    meter = SelectionMeter(llm, "causal", AnswerFile(path), ("commit",))
+    few, every = meter.measure("needle", [item], policies)
     assert every.kl < 1e-6 and abs(every.nll) < 1e-4 and every.pages_read == 1.0
     assert few.kl > 10 * every.kl and few.pages_read < 0.7
+    again = SelectionMeter(llm, "causal", AnswerFile(path), ("commit",))
+    assert again.measure("needle", [item], policies) == [few, every] and again._count == 0
+    shared = replace(quest(0.02), anchors=(0,))
+    assert again.measure("needle", [item], [*policies, shared])[:2] == [few, every]
+    # dense decoding and the new policy
+    assert again._count == 2
 
 
 def test_the_smallest_budget_is_near_dense_decoding_in_every_file() -> None:
@@ -75,15 +87,17 @@ def test_the_smallest_budget_is_near_dense_decoding_in_every_file() -> None:
 def test_the_command_names_the_smallest_budget(tmp_path: Path) -> None:
     model = ["--model", "looseleaf-reference-causal", "--dtype", "float32", "--num-pages", "200"]
     needles = ["--needles", "2", "--tokens", "300"]
-    flags = ["--select", "quest", "--budget", "1.0", "--output", str(tmp_path / "rows.csv")]
-    done = CliRunner().invoke(evaluate, ["selection", *model, *needles, *flags])
-    assert done.exception is None, done.output
-    assert "quest: quest, ratio 1 is the smallest budget" in done.output.splitlines()[-1]
-    assert len((tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()) == 2
+    flags = ["--select", "quest", "--budget", "1.0", "--anchors", "2,4"]
+    flags += ["--output", str(tmp_path / "rows.csv")]
+    result = CliRunner().invoke(evaluate, ["selection", *model, *needles, *flags])
+    assert result.exception is None, result.output
+    assert "quest: quest, ratio 1 is the smallest budget" in result.output.splitlines()[-1]
+    rows = (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 3 and "anchors 2 4" in rows[-1]
     for wrong, sentence in (
         ([], "give a --select"),
         (["--select", "quest", "--revise", "4"], "without --revise"),
         (["--select", "retrieval"], "policies that choose pages"),
     ):
-        done = CliRunner().invoke(evaluate, ["selection", *model, *wrong])
-        assert isinstance(done.exception, InvalidOption) and sentence in str(done.exception)
+        result = CliRunner().invoke(evaluate, ["selection", *model, *wrong])
+        assert isinstance(result.exception, InvalidOption) and sentence in str(result.exception)

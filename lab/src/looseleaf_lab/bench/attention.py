@@ -41,6 +41,7 @@ from looseleaf_lab.bench.attention_cases import (
 from looseleaf_lab.bench.attention_check import Truth, check
 from looseleaf_lab.bench.attention_peers import PeerUnavailable, peers_of
 from looseleaf_lab.bench.ceilings import Ceilings, measure_ceilings
+from looseleaf_lab.bench.latent_arms import EXPANDED, MAPPED, latent_arms, latent_flops
 from looseleaf_lab.bench.progress import SILENT, Progress
 from looseleaf_lab.bench.replays import seconds_of
 from looseleaf_lab.bench.timing import Samples, measure_in_turn
@@ -295,6 +296,15 @@ def _own_arms(bench: Bench, case: Case, q: Tensor) -> dict[str, Arm]:
     # the kernels find a latent key's values after its rotated dims
     if not shape.latent_rope:
         arms["without frames"] = bench.arm(q, plan, bench.flat)
+    if shape.latent_rope and not case.rows:
+        arms |= latent_arms(
+            shape,
+            case,
+            bench.pools,
+            lambda layer, q, k, v: bench.layer(q, plan, layer, bench.rotation),
+            bench.rotation,
+            bench.rule,
+        )
     if not shape.latent_rope and len(case.chunks) == 1 and len(case.chunks[0].spans) > 1:
         in_place = bench.plan(case, gathering=False)
         if plan.spans is not None and plan.spans.source_slots is not None:
@@ -373,9 +383,12 @@ def _measure_case(
     for name, seconds in samples.items():
         layers = 1 if name.startswith("torch") else shape.layers
         layer_times = Samples(tuple(value / layers * 1e6 for value in seconds.values))
-        arm_floor = narrow_floor if name == _NARROW else floor
+        arm_floor, arm_flops = narrow_floor if name == _NARROW else floor, flops
+        if name in (MAPPED, EXPANDED):
+            arm_flops = latent_flops(shape, case, name)
+            arm_floor = ceilings.floor(num_bytes, arm_flops)
         yield _row(case, name, layer_times, arm_floor * 1e6) | {
-            "flops": float(flops),
+            "flops": float(arm_flops),
             "bytes": float(num_bytes) / (shape.dtype.itemsize if name == _NARROW else 1),
             "copy_tb_per_s": ceilings.bytes_per_second / 1e12,
             "matrix_tflop_per_s": ceilings.flops_per_second / 1e12,

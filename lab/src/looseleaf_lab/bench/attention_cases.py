@@ -9,7 +9,7 @@ import torch
 
 from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
-from looseleaf.config import ModelConfig
+from looseleaf.config import LatentConfig, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class AttentionShape:
     """Heads and pages of the measured model; ``layers`` pools alternate, so that no layer's keys
     are in a cache.
 
-    With ``latent_rope`` dims, keys are latent: their other dims are the values."""
+    With the sizes of ``latent`` keys, their dims that do not rotate are the values."""
 
     num_qo_heads: int = 32
     num_kv_heads: int = 8
@@ -25,7 +25,7 @@ class AttentionShape:
     page_size: int = 16
     layers: int = 3
     dtype: torch.dtype = torch.bfloat16
-    latent_rope: int = 0
+    latent: LatentConfig | None = None
 
     @classmethod
     def of(cls, model: ModelConfig, layers: int = 3) -> "AttentionShape":
@@ -36,8 +36,13 @@ class AttentionShape:
             model.head_dim,
             layers=layers,
             dtype=getattr(torch, model.torch_dtype),
-            latent_rope=0 if model.latent is None else model.latent.rope_dim,
+            latent=model.latent,
         )
+
+    @property
+    def latent_rope(self) -> int:
+        """The rotated dims of a latent key; 0 for other keys."""
+        return 0 if self.latent is None else self.latent.rope_dim
 
     @property
     def planes(self) -> int:

@@ -28,8 +28,9 @@ from looseleaf.kv.keys import SegmentKey
 from looseleaf.prompt.request import DocumentPart, PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_engine
+from looseleaf_lab.bench.random_model import random_engine
 from looseleaf_lab.bench.results import Row
 
 PLACES = ("device", "host", "disk")

@@ -40,8 +40,9 @@ from looseleaf_lab.bench.hosted_layers import (
     fill,
     host_layers,
 )
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_weights
+from looseleaf_lab.bench.random_model import random_weights
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.timing import Samples, measure_in_turn
 

@@ -10,265 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looseleaf.config import (
-    EngineConfig,
-    ExpertConfig,
-    LatentConfig,
-    ModelConfig,
-    Quantization,
-    Quantize,
-    RopeConfig,
-)
+from looseleaf.config import EngineConfig, ModelConfig, Quantize
 from looseleaf.engine.engine import Engine
-from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
 from looseleaf.models.checkpoint.expert_tensors import padded_router
-from looseleaf.models.layers import (
-    DecoderWeights,
-    LatentWeights,
-    LayerWeights,
-    Norm,
-    Router,
-)
+from looseleaf.models.layers import DecoderWeights, LatentWeights, LayerWeights, Norm, Router
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.quantized_linear import BlockMatrix
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
 from looseleaf.ops.dense.scaled_linear import quantize as quantize_matrix
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.parallel import Ranks
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.testing.quantized import normal_blocks
 
-MODEL_SHAPES = {
-    "llama-3.1-8b": ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_layers=32,
-        num_qo_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rope=RopeConfig(
-            head_dim=128,
-            rotary_dim=128,
-            theta=500_000.0,
-            law="llama3",
-            factor=8.0,
-            max_position_embeddings=131_072,
-            original_max_position_embeddings=8192,
-        ),
-        max_position_embeddings=131_072,
-        norm_eps=1e-5,
-        torch_dtype="bfloat16",
-    ),
-    "llama-3.1-70b": ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=8192,
-        intermediate_size=28_672,
-        num_layers=80,
-        num_qo_heads=64,
-        num_kv_heads=8,
-        head_dim=128,
-        rope=RopeConfig(
-            head_dim=128,
-            rotary_dim=128,
-            theta=500_000.0,
-            law="llama3",
-            factor=8.0,
-            max_position_embeddings=131_072,
-            original_max_position_embeddings=8192,
-        ),
-        max_position_embeddings=131_072,
-        norm_eps=1e-5,
-        torch_dtype="bfloat16",
-    ),
-    "qwen3-30b-a3b": ModelConfig(
-        family="qwen3_moe",
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_layers=48,
-        num_qo_heads=32,
-        num_kv_heads=4,
-        head_dim=128,
-        rope=RopeConfig(head_dim=128, rotary_dim=128, theta=1e6, max_position_embeddings=40_960),
-        max_position_embeddings=40_960,
-        qk_norm=True,
-        torch_dtype="bfloat16",
-        experts=ExpertConfig(num_experts=128, top_k=8, intermediate_size=768),
-    ),
-    "gpt-oss-20b": ModelConfig(
-        family="gpt_oss",
-        vocab_size=201_088,
-        hidden_size=2880,
-        intermediate_size=2880,
-        num_layers=24,
-        num_qo_heads=64,
-        num_kv_heads=8,
-        head_dim=64,
-        rope=RopeConfig(
-            head_dim=64,
-            rotary_dim=64,
-            theta=150_000.0,
-            law="yarn",
-            factor=32.0,
-            truncate=False,
-            max_position_embeddings=131_072,
-            original_max_position_embeddings=4096,
-        ),
-        max_position_embeddings=131_072,
-        norm_eps=1e-5,
-        activation="swigluoai",
-        qkv_bias=True,
-        output_bias=True,
-        sinks=True,
-        windows=(128, 0) * 12,
-        torch_dtype="bfloat16",
-        quantization=Quantization("mxfp4"),
-        experts=ExpertConfig(32, 4, 2880, router_bias=True, expert_bias=True),
-    ),
-    "smollm2-135m": ModelConfig(
-        family="llama",
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_layers=30,
-        num_qo_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        rope=RopeConfig(head_dim=64, rotary_dim=64, theta=100_000.0),
-        max_position_embeddings=8192,
-        norm_eps=1e-5,
-        tie_word_embeddings=True,
-        torch_dtype="bfloat16",
-    ),
-    "deepseek-v2-lite": ModelConfig(
-        family="deepseek_v2",
-        vocab_size=102_400,
-        hidden_size=2048,
-        intermediate_size=10_944,
-        num_layers=27,
-        num_qo_heads=16,
-        num_kv_heads=1,
-        head_dim=576,
-        rope=RopeConfig(
-            head_dim=576,
-            rotary_dim=64,
-            interleaved=True,
-            law="yarn",
-            factor=40.0,
-            max_position_embeddings=163_840,
-            original_max_position_embeddings=4096,
-            mscale=0.707,
-            mscale_all_dim=0.707,
-        ),
-        max_position_embeddings=163_840,
-        softmax_scale=0.114721386,
-        torch_dtype="bfloat16",
-        experts=ExpertConfig(
-            num_experts=64,
-            top_k=6,
-            intermediate_size=1408,
-            normalized=False,
-            group_scores=1,
-            num_shared=2,
-            dense_layers=(0,),
-        ),
-        latent=LatentConfig(rank=512, nope_dim=128, rope_dim=64, value_dim=128),
-    ),
-    "tiny-latent": ModelConfig(
-        family="deepseek_v3",
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=2,
-        num_qo_heads=4,
-        num_kv_heads=1,
-        head_dim=32,
-        rope=RopeConfig(head_dim=32, rotary_dim=8, interleaved=True),
-        max_position_embeddings=4096,
-        softmax_scale=0.25,
-        latent=LatentConfig(rank=24, nope_dim=8, rope_dim=8, value_dim=12, query_rank=16),
-    ),
-    # the reference model's shape, with a longer context
-    "small": ModelConfig(
-        family="llama",
-        vocab_size=2048,
-        hidden_size=384,
-        intermediate_size=208,
-        num_layers=8,
-        num_qo_heads=6,
-        num_kv_heads=2,
-        head_dim=64,
-        rope=RopeConfig(head_dim=64, rotary_dim=64),
-        max_position_embeddings=32_768,
-    ),
-    "tiny-experts": ModelConfig(
-        family="qwen3_moe",
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=2,
-        num_qo_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        rope=RopeConfig(head_dim=16, rotary_dim=16),
-        max_position_embeddings=4096,
-        qk_norm=True,
-        experts=ExpertConfig(num_experts=8, top_k=2, intermediate_size=32, dense_layers=(0,)),
-    ),
-    "tiny-sinks": ModelConfig(
-        family="gpt_oss",
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=32,
-        num_layers=2,
-        num_qo_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        rope=RopeConfig(head_dim=16, rotary_dim=16),
-        max_position_embeddings=4096,
-        activation="swigluoai",
-        qkv_bias=True,
-        output_bias=True,
-        sinks=True,
-        windows=(128, 0),
-        quantization=Quantization("mxfp4"),
-        experts=ExpertConfig(8, 2, 32, router_bias=True, expert_bias=True),
-    ),
-    "tiny": ModelConfig(
-        family="llama",
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=2,
-        num_qo_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        rope=RopeConfig(head_dim=16, rotary_dim=16),
-        max_position_embeddings=4096,
-    ),
-}
 
-
-def model_shape(name: str) -> ModelConfig:
-    """The shape of that name. Raises InvalidOption for an unknown name."""
-    if name not in MODEL_SHAPES:
-        raise InvalidOption(f"unknown shape {name!r}: use one of {', '.join(MODEL_SHAPES)}")
-    return MODEL_SHAPES[name]
-
-
-def random_decoder(shape: str, device: torch.device, quantize: Quantize | None = None) -> Decoder:
+def random_decoder(
+    shape: str,
+    device: torch.device,
+    quantize: Quantize | None = None,
+    blocks: str | None = None,
+) -> Decoder:
     """A model with random weights in the shape's dtype; several engines may share it.
 
-    ``quantize`` narrows the matrices of layers, as the engine's option does. Raises InvalidOption
-    for a shape that is not in `MODEL_SHAPES`.
+    ``quantize`` narrows the matrices of layers, as the engine's option does. With ``blocks``, all
+    matrices are in that GGUF format. Raises InvalidOption for a shape that is not in
+    `MODEL_SHAPES`, for both forms, and for experts in blocks on a GPU, which have 16 bits there.
     """
     model = model_shape(shape)
+    if blocks is not None and (quantize is not None or (model.experts and device.type == "cuda")):
+        raise InvalidOption(
+            "blocks are another form than quantize, and experts have 16 bits on a GPU: leave one "
+            "of the options out, or take a dense shape"
+        )
     dtype = getattr(torch, model.torch_dtype)
-    return Decoder(model, random_weights(model, dtype, device, quantize=quantize))
+    return Decoder(model, random_weights(model, dtype, device, blocks, quantize))
 
 
 def random_engine(
@@ -399,9 +177,17 @@ def random_weights(
         weight = torch.empty(rows, columns, dtype=dtype, device=device)
         return weight.normal_(0.0, columns**-0.5, generator=generator)
 
+    drawn: dict[tuple[int, int], BlockMatrix] = {}
+
     def random_quantized(rows: int, columns: int) -> QuantizedWeight:
         assert blocks is not None
-        return QuantizedWeight.create([normal_blocks(blocks, rows, columns)], dtype)
+        # bits are drawn on the CPU, so layers have the same ones
+        if (rows, columns) not in drawn:
+            drawn[rows, columns] = normal_blocks(blocks, rows, columns)
+        matrix = drawn[rows, columns]
+        if device.type == "cuda":
+            return QuantizedWeight.in_planes([matrix], dtype, device)
+        return QuantizedWeight.create([matrix], dtype)
 
     def norm(size: int = hidden) -> Norm:
         ones = torch.ones(size, dtype=dtype, device=device)

@@ -23,10 +23,10 @@ from looseleaf.kv.summaries import PageSummaries
 from looseleaf.rope.frames import build_rotation
 from looseleaf.sparse import make_policy
 from looseleaf.types import ScoreRule
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape
 from looseleaf_lab.bench.results import Row
-from looseleaf_lab.bench.select_tokens import TokenArms, settle
+from looseleaf_lab.bench.select_tokens import TokenArms, served_name, settle
 from looseleaf_lab.bench.timing import Samples, measure_in_turn
 
 _LAYERS = 4
@@ -38,7 +38,8 @@ _REPLAYS = 25
 @dataclass(frozen=True)
 class SelectBench:
     """One shape, policy and budget over contexts, batches and windows of revised rows; the widest
-    window also runs adaptively, shrinking with the batch."""
+    window also runs adaptively, shrinking with the batch. Each number of ``served`` is an arm with
+    one choice of pages for as many layers."""
 
     shape: str
     policy: Select
@@ -48,9 +49,12 @@ class SelectBench:
     new_tokens: int
     repetitions: int
     device: torch.device
+    served: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         model_shape(self.shape)
+        if any(number < 2 for number in self.served):
+            raise InvalidOption("a choice that is shared serves 2 layers or more")
         summary = None
         if (policy := make_policy(self.policy, _PAGE_SIZE)) is not None:
             summary = policy.summary
@@ -74,19 +78,19 @@ def measure(bench: SelectBench, progress: Progress = SILENT) -> Iterator[Row]:
 def _attention_rows(bench: SelectBench, context: int, batch: int, progress: Progress) -> list[Row]:
     """Attention of one layer, and the cost of summaries."""
     layer = _Layer(model_shape(bench.shape), context, batch, bench.device)
-    policy = make_policy(replace(bench.policy, dense_layers=()), _PAGE_SIZE)
+    every = replace(bench.policy, dense_layers=())
+    policy = make_policy(every, _PAGE_SIZE)
     assert policy is not None and policy.summary is not None, "SelectBench checks it"
-    sealed = (context - 1) // _PAGE_SIZE
-    selecting_rows = [
-        SelectingRow(row.position, (), row.tail, policy, sealed) for row in layer.rows
-    ]
-    arms = {"dense": layer.arm(layer.rows), "select": layer.arm(selecting_rows)}
-    samples = measure_in_turn(arms, bench.repetitions, progress=progress)
-    bytes_of_selection = layer.bytes_read(selecting_rows)
-    megabytes = {
-        "dense": layer.pool.bytes_per_page * layer.pool.num_pages / _LAYERS,
-        "select": bytes_of_selection,
+    selections = {"select": every} | {
+        served_name(number): replace(every, anchors=tuple(range(0, _LAYERS, number)))
+        for number in bench.served
     }
+    rows_of = {name: layer.selecting(select) for name, select in selections.items()}
+    arms = {"dense": layer.arm(layer.rows)}
+    arms |= {name: layer.arm(rows) for name, rows in rows_of.items()}
+    samples = measure_in_turn(arms, bench.repetitions, progress=progress)
+    megabytes = {"dense": layer.pool.bytes_per_page * layer.pool.num_pages / _LAYERS}
+    megabytes |= {name: layer.bytes_read(rows) for name, rows in rows_of.items()}
     rows = _rows(bench, "attention", (context, batch), samples, megabytes)
     summaries = PageSummaries(layer.pool, policy.summary)
 
@@ -118,6 +122,8 @@ def _token_rows(bench: SelectBench, context: int, batch: int, progress: Progress
         "dense": arms.dense,
         "left alone": arms.engine_default,
     }
+    for number in bench.served:
+        timers[served_name(number)] = arms.served_arm(number)
     for window in (1, *(window for window in bench.windows if window > 1)):
         timers[arms.arm_name(window)] = arms.revision_arm(window)
     widest = max(bench.windows)
@@ -201,6 +207,12 @@ class _Layer:
             return (time.perf_counter() - start) / _LAYERS
 
         return run
+
+    def selecting(self, select: Select) -> list[SelectingRow]:
+        """The rows with the policy of ``select``."""
+        policy, sealed = make_policy(select, _PAGE_SIZE), (self.context - 1) // _PAGE_SIZE
+        assert policy is not None, "the policy chooses pages"
+        return [SelectingRow(row.position, (), row.tail, policy, sealed) for row in self.rows]
 
     def bytes_read(self, rows: Sequence[DecodeRow]) -> float:
         """Bytes that one layer reads for rows with selection."""

@@ -20,7 +20,8 @@ from looseleaf.graphs.step_result import StepResult
 from looseleaf.prompt.request import Request, TextPart
 from looseleaf.retro import free_rows, window_for
 from looseleaf.sampling_params import SamplingParams
-from looseleaf_lab.bench.random_model import MODEL_SHAPES, random_engine
+from looseleaf_lab.bench.model_shapes import MODEL_SHAPES
+from looseleaf_lab.bench.random_model import random_engine
 
 _SEED_TOKENS = 1_000
 # steps to fill the widest window and capture graphs
@@ -79,6 +80,13 @@ class TokenArms:
         name = self.arm_name(window, adaptive=adaptive)
         revise = Revise(window, adaptive=adaptive)
         return lambda: self._seconds_per_step(name, self.policy, revise)
+
+    def served_arm(self, number: int) -> Callable[[], float]:
+        """A timer of steps in which one choice serves ``number`` layers."""
+        layers = MODEL_SHAPES[self.shape].num_layers
+        choosing = [n for n in range(layers) if n not in self.policy.layers_read_densely]
+        select = replace(self.policy, anchors=tuple(choosing[::number]))
+        return lambda: self._seconds_per_step(served_name(number), select, None)
 
     def engine_default(self) -> float:
         """A step under the engine's own limit for dense attention (s)."""
@@ -155,6 +163,11 @@ class TokenArms:
         registers = 2 * shape.num_kv_heads * (self.context // pool.page_size)
         rewritten = (width - 1) * pool.bytes_per_page / pool.page_size
         return weights + pages + self.batch * (selecting_layers * (states + registers) + rewritten)
+
+
+def served_name(number: int) -> str:
+    """The name of the arm with one choice for ``number`` layers."""
+    return f"one choice for {number} layers"
 
 
 def _num_tokens(progress: RequestProgress) -> int:

@@ -26,8 +26,9 @@ from looseleaf.sampling_params import SamplingParams
 from looseleaf_lab.bench.attention import require_right
 from looseleaf_lab.bench.ceilings import Ceilings, measure_ceilings
 from looseleaf_lab.bench.layer_work import layer_work
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_decoder, random_engine
+from looseleaf_lab.bench.random_model import random_decoder, random_engine
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.timing import Samples
 
@@ -84,13 +85,14 @@ class ServingVariant:
     kv_dtype: KvDType = "auto"
     batch_invariant: bool = False
     quantize: Quantize | None = None
+    blocks: str | None = None
 
     @property
     def changes(self) -> list[str]:
         """Labels of the options that differ from the defaults."""
         changes = ["measured costs"] if self.attention_costs == "measured" else []
         changes += ["fp8 pages"] if self.kv_dtype == "fp8" else []
-        changes += [] if self.quantize is None else [f"{self.quantize} weights"]
+        changes += [f"{form} weights" for form in (self.quantize, self.blocks) if form is not None]
         return changes + (["batch-invariant"] if self.batch_invariant else [])
 
 
@@ -137,7 +139,7 @@ class Workbench:
         )
         ceilings = measure_ceilings(device, getattr(torch, model_shape(shape).torch_dtype))
         name = ", ".join([shape, "random", *variant.changes])
-        decoder = random_decoder(shape, device, variant.quantize)
+        decoder = random_decoder(shape, device, variant.quantize, variant.blocks)
         return cls(name, random_engine(shape, config, device, decoder), ceilings, sizes)
 
     def text(self, length: int) -> TextPart:

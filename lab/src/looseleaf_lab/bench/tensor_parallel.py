@@ -19,8 +19,9 @@ from looseleaf.engine.engine import Engine
 from looseleaf.llm.ranks import start_ranks
 from looseleaf.prompt.request import Document, Prompt, Request
 from looseleaf.sampling_params import SamplingParams
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_rank
+from looseleaf_lab.bench.random_model import random_rank
 from looseleaf_lab.bench.results import Row
 
 # steps before the timed ones: graphs are captured, and the launch ahead begins

@@ -34,8 +34,9 @@ from looseleaf.models import read_config
 from looseleaf.prompt.request import Document, Request
 from looseleaf.sampling_params import SamplingParams
 from looseleaf.tiers import DiskTier, Ledger, RemoteTier, Tier, Tiers
+from looseleaf_lab.bench.model_shapes import model_shape
 from looseleaf_lab.bench.progress import SILENT, Progress
-from looseleaf_lab.bench.random_model import model_shape, random_decoder, random_engine
+from looseleaf_lab.bench.random_model import random_decoder, random_engine
 from looseleaf_lab.bench.results import Row
 from looseleaf_lab.bench.throttled import ThrottledTier
 

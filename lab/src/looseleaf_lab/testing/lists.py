@@ -123,6 +123,7 @@ def in_units(
         complete=spans.complete,
         num_states=num_states,
         groups=groups,
+        value_start=spans.value_start,
     )
 
 

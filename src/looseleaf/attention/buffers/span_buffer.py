@@ -95,6 +95,7 @@ class SpanBuffer:
             complete=False,
             num_states=capacity.states,
             groups=capacity.groups,
+            value_start=0,
         )
 
     def load(self, spans: HostSpans) -> None:

@@ -152,6 +152,7 @@ def sent_spans(spans: HostSpans, device: torch.device) -> SpanList:
         complete=True,
         num_states=spans.num_states,
         groups=spans.groups,
+        value_start=0,
     )
 
 

@@ -25,28 +25,41 @@ def attend_chosen(
     candidates: Candidates,
 ) -> AttnState:
     """The state of each row over its chosen pages: fp32, ``(0, -inf)`` for a row without any."""
-    k_pages, v_pages = candidates.pool.layer(layer)
+    _, v_pages = candidates.pool.layer(layer)
+    heads = candidates.num_kv_heads
+    row = torch.arange(len(q), device=q.device)[:, None, None]
+    head = torch.arange(heads, device=q.device)[None, :, None]
+    values = v_pages[candidates.table.pages[row, choice.ordinals], head].float()
+    # the chosen pages of a head are one run of keys
+    flat = key_scores(layer, q, choice, candidates).transpose(2, 3).flatten(3)
+    lse = flat.logsumexp(-1)  # [rows, kv_heads, group]
+    weights = (flat - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    out = weights @ values.flatten(2, 3)
+    return AttnState(out.flatten(1, 2), lse.flatten(1, 2))
+
+
+def key_scores(
+    layer: int,
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    choice: Choice,
+    candidates: Candidates,
+) -> Float[Tensor, "rows kv_heads chosen group page_size"]:
+    """The scores of the keys of chosen pages: fp32, -inf for keys that a row does not see."""
+    k_pages, _ = candidates.pool.layer(layer)
     rule, heads = candidates.rules[layer], candidates.num_kv_heads
     row = torch.arange(len(q), device=q.device)[:, None, None]
     pages = candidates.table.pages[row, choice.ordinals]  # [rows, kv_heads, chosen]
     spans = candidates.table.spans[row, choice.ordinals]
     head = torch.arange(heads, device=q.device)[None, :, None]
     keys = k_pages[pages, head].float()  # [rows, kv_heads, chosen, page_size, head_dim]
-    values = v_pages[pages, head].float()
     rotated = candidates.rotated(layer, q)
     rotated = rotated.unflatten(1, (heads, -1))  # [spans, kv_heads, group, head_dim]
     queries = rotated[spans, head]  # [rows, kv_heads, chosen, group, head_dim]
-    scores = queries @ keys.transpose(-1, -2) * rule.softmax_scale
+    scores: Tensor = queries @ keys.transpose(-1, -2) * rule.softmax_scale
     if rule.soft_cap:
         scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
     visible = _visible_keys(layer, choice, candidates, spans)
-    scores = scores.masked_fill(~visible[:, :, :, None], -torch.inf)
-    # the chosen pages of a head are one run of keys
-    flat = scores.transpose(2, 3).flatten(3)  # [rows, kv_heads, group, keys]
-    lse = flat.logsumexp(-1)
-    weights = (flat - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
-    out = weights @ values.flatten(2, 3)
-    return AttnState(out.flatten(1, 2), lse.flatten(1, 2))
+    return scores.masked_fill(~visible[:, :, :, None], -torch.inf)
 
 
 def _visible_keys(
@@ -99,6 +112,8 @@ class SelectedRows:
     tallies: list[Tensor] = field(default_factory=list)
     recalls: list[Tensor] = field(default_factory=list)
     looked: list[int] = field(default_factory=list)
+    # choices that later layers read, by layer
+    _choices: dict[int, Choice] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -137,9 +152,12 @@ class SelectedRows:
     def join(self, layer: int, q: Tensor, states: AttnState, row_state_indptr: Tensor) -> None:
         """Write the state over the chosen pages as the last of each row's ``states``."""
         queries = q[self.rows]
-        choice = self.policy.choose(layer, queries, self.candidates)
+        source = self.candidates.sources[layer]
+        if source == layer:
+            self._choices[layer] = self.policy.choose(layer, queries, self.candidates)
+        choice = self._choices[source]
         state = attend_chosen(layer, queries, choice, self.candidates)
-        self.count(choice.counts.sum(-1), choice.looked)
+        self.count(choice.counts.sum(-1), choice.looked, choosing=int(source == layer))
         if choice.join is not None:
             state = merge_all((state, choice.join()))
         if any(row.measured for row in self.candidates.rows):
@@ -158,14 +176,14 @@ class SelectedRows:
         states.out[last_state] = state.out
         states.lse[last_state] = state.lse
 
-    def count(self, pages: Tensor, looked: int = 0, layers: int = 1) -> None:
-        """Add ``pages`` of each row to the tallies, for ``layers`` layers together.
+    def count(self, pages: Tensor, looked: int = 0, choosing: int = 1) -> None:
+        """Add ``pages`` of each row to the tallies, for layers of which ``choosing`` choose.
 
-        ``looked`` counts numbers of a candidate's keys that were read besides its summary."""
+        ``looked`` counts numbers of a candidate's keys that a choice reads besides its summary."""
         self.tallies.append(pages)
         pool, summary = self.candidates.pool, self.policy.summary
         width = 0 if summary is None else summary.width * pool.kv.shape[5]
-        self.looked.append(layers * (width + looked) * pool.kv.element_size())
+        self.looked.append(choosing * (width + looked) * pool.kv.element_size())
 
     def _rest_lse(self, states: AttnState, row_state_indptr: Tensor) -> Tensor:
         """The lse of the pages that each row always reads."""

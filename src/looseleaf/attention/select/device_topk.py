@@ -51,7 +51,8 @@ class HostChoice:
     def key(self) -> tuple[object, ...]:
         """Identity of a layer's launches, apart from numbers in fixed-size buffers."""
         kept = () if self.kept is None else self.kept.key
-        return (self.shape, self.how.sink, id(self.how.summaries), self.how.worth, *kept)
+        how = self.how
+        return (self.shape, how.sink, id(how.summaries), how.worth, how.sources, *kept)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -95,7 +96,8 @@ def _count(rows: SelectedRows, layers: Sequence[int]) -> None:
         pages[: len(limits)] += len(layers) * np.array(new, np.int64)
     worth, kv = policy.worth, candidates.pool.kv
     looked = 0 if worth is None else worth.looked(candidates.pool.page_size, kv.shape[5])
-    rows.count(torch.from_numpy(pages * candidates.num_kv_heads), looked, len(layers))
+    choosing = sum(candidates.sources[layer] == layer for layer in layers)
+    rows.count(torch.from_numpy(pages * candidates.num_kv_heads), looked, choosing)
 
 
 def choose_in(
@@ -252,7 +254,16 @@ class DeviceChoice:
     def fill(
         self, layer: int, q: Tensor, new: NewRows | None, implementation: Implementation
     ) -> None:
-        """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows."""
+        """Choose for ``layer``, whose unrotated queries are ``q``, and store ``new`` rows.
+
+        A layer that reads the choice of an earlier one finds it in the list."""
+        source = self.how.sources[layer]
+        if source != layer:
+            if new is not None:
+                new.store(self.how.rotations[layer], implementation)
+            if len(self.buffer.counts):
+                self.buffer.counts[layer] = self.buffer.counts[source]
+            return
         listed, shape = self.buffer.layer_list(layer), self.buffer.shape
         run = best_run(shape.most, shape.room)
         positions = self.work.row_positions

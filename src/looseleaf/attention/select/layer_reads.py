@@ -74,8 +74,10 @@ Joining = SelectedRows | HostedRows | WindowedRows
 class LayerReads:
     """The reads of a layer: rows as the work list has them, and the rows with joined states.
 
-    ``key`` marks the choosing rows of the step; it is empty if none chooses. ``selected`` are these
-    rows by policy, ``joining`` all rows with joined states.
+    ``key`` marks the choosing rows of the step, and the window of a layer where layers share
+    choices; it is empty if none chooses. ``selected`` are these
+    rows by policy, ``joining`` all rows with joined states. With ``together`` the work list of an
+    anchor layer serves the layers that read its choice.
     """
 
     key: tuple[bool, ...]
@@ -83,11 +85,12 @@ class LayerReads:
     groups: Groups
     selected: tuple[SelectedRows, ...] = ()
     joining: tuple[Joining, ...] = ()
+    together: bool = True
 
     @property
     def listed(self) -> SelectedRows | None:
         """The choosing rows, if all have one policy that selects on the device; None otherwise."""
-        if not self.selected or len(self.joining) != 1:
+        if not self.selected or len(self.joining) != 1 or not self.together:
             return None
         [rows] = self.selected
         return rows if all(row.replays for row in rows.candidates.rows) else None
@@ -164,9 +167,13 @@ class StepReadsBuilder:
         selected = self._selected(selecting)
         by_key: dict[tuple[bool, ...], LayerReads] = {}
         by_layer = []
+        windows = sorted({rule.window for rule in self.rules})
         for layer in range(len(self.rules)):
             choosing = {i for i, row in selecting.items() if layer not in row.policy.dense_layers}
             key = tuple(i in choosing for i in range(len(rows))) if choosing else ()
+            if any(selecting[i].policy.anchors is not None for i in choosing):
+                # a list holds one choice, which serves layers with one window
+                key += tuple(self.rules[layer].window == window for window in windows)
             if key not in by_key:
                 parts = tuple(s for s in selected if layer not in s.policy.dense_layers)
                 size = self.pool.page_size
@@ -176,6 +183,7 @@ class StepReadsBuilder:
                 groups = self._grouped(key, rows, rest_rows)
                 by_key[key] = LayerReads(key, rest_rows, groups, parts, parts + host_reads)
             by_layer.append(by_key[key])
+        by_layer = _with_shared_choices(by_layer)
         groups_by_key = self._kept.groups
         self._kept.groups = {key: groups for key, groups in groups_by_key.items() if key in by_key}
         return by_layer, StepReads(by_layer[0].groups, selected)
@@ -314,6 +322,20 @@ class StepReadsBuilder:
             kept = names, groups
             self._kept.groups = {**self._kept.groups, key: kept} if key else {key: kept}
         return kept[1]
+
+
+def _with_shared_choices(by_layer: list[LayerReads]) -> list[LayerReads]:
+    """``by_layer``, where choices join as states if a choice serves a layer with other reads."""
+    apart = any(
+        by_layer[source].key != reads.key
+        for layer, reads in enumerate(by_layer)
+        for rows in reads.selected
+        if (source := rows.candidates.sources[layer]) != layer
+    )
+    if not apart:
+        return by_layer
+    joined = {reads.key: replace(reads, together=False) for reads in by_layer}
+    return [joined[reads.key] for reads in by_layer]
 
 
 def _rest_of(row: SelectingRow, page_size: int) -> DecodeRow:

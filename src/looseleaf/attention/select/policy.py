@@ -19,6 +19,7 @@ from torch import Tensor
 
 from looseleaf.attention.plan.groups import DecodeRow, ReadSpan
 from looseleaf.attention.plan.lists import IntArray, PageArray, int32
+from looseleaf.attention.select.anchors import Anchors, choosing_layers
 from looseleaf.attention.select.candidates import CandidateTable, RowCandidates
 from looseleaf.kv.pool import PagePool
 from looseleaf.kv.summaries import PageSummaries, Summary
@@ -125,6 +126,12 @@ class PagePolicy:
     def dense_layers(self) -> Container[int]:
         """Layers whose rows read all pages; `choose` is not called in them."""
         return ()
+
+    @property
+    def anchors(self) -> Anchors:
+        """Layers whose choice serves the layers after them; None if every layer chooses. Such a
+        choice has pages only, no ``join`` and no ``on_merged``."""
+        return None
 
     @property
     def summary(self) -> Summary | None:
@@ -264,6 +271,11 @@ class Candidates:
     @property
     def num_kv_heads(self) -> int:
         return self.pool.kv.shape[3]
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """For each layer the layer whose choice it reads."""
+        return choosing_layers(self.policy.anchors, self.policy.dense_layers, self.rules)
 
     @cached_property
     def row_positions(self) -> Int[Tensor, " rows"]:

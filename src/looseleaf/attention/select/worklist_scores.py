@@ -93,7 +93,8 @@ class ListedCandidates(Candidates):
 
 
 class Scored(NamedTuple):
-    """How pages are scored: by summaries, after the first ``sink`` pages; or by ``worth``."""
+    """How pages are scored: by summaries, after the first ``sink`` pages; or by ``worth``. Layers
+    whose entry of ``sources`` is another layer read that layer's choice."""
 
     summaries: PageSummaries | None
     rotations: Sequence[Rotation]
@@ -102,6 +103,7 @@ class Scored(NamedTuple):
     sink: int
     policy: PagePolicy
     worth: Worth | None
+    sources: tuple[int, ...]
 
     @classmethod
     def of(cls, policy: PagePolicy, candidates: Candidates, sink: int) -> "Scored":
@@ -114,6 +116,7 @@ class Scored(NamedTuple):
             sink,
             policy,
             policy.worth,
+            candidates.sources,
         )
 
     def pages(

@@ -56,9 +56,9 @@ class Deviation(Selector):
 
 def kv_deviation(
     keys: Float[Tensor, "tokens kv_heads head_dim"],
-    values: Float[Tensor, "tokens kv_heads head_dim"],
+    values: Float[Tensor, "tokens kv_heads value_dim"],
     stored_keys: Float[Tensor, "tokens kv_heads head_dim"],
-    stored_values: Float[Tensor, "tokens kv_heads head_dim"],
+    stored_values: Float[Tensor, "tokens kv_heads value_dim"],
     ranks: Ranks | None = None,
 ) -> Float[Tensor, " tokens"]:
     """Relative change of each token's keys plus that of its values, fp32; 0 within rounding.

@@ -119,6 +119,7 @@ class Runner:
             costs=costs,
             row_dtype=model.dtype,
             query_scaling=shape.query_scaling,
+            latent=shape.latent,
         )
         graphs = passes = None
         if on_gpu and config.cuda_graphs and implementation in ("auto", "triton"):
@@ -248,7 +249,11 @@ class Runner:
             tokens = arrived_tokens(tokens, previous)
         if rows.wanted is not None and not step.sees_queries:
             last_rows = rows.asked
-        paged = self.attention.step(StepRows(step.decode, step.chunks, slots, places, last_rows))
+        # features that wrap the attention have no replays
+        expands = all(feature.replays for feature, _ in step.features)
+        paged = self.attention.step(
+            StepRows(step.decode, step.chunks, slots, places, last_rows, expands)
+        )
         attend: Attend = paged
         for feature, its_rows in step.features:
             attend = feature.wrap(attend, its_rows, last_rows)

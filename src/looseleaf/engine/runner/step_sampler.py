@@ -142,7 +142,7 @@ class Drawing:
         def note(output: OutputProgress, error: Exception) -> None:
             faults.append((outputs.index(output), error))
 
-        draws = self.draw(outputs, logits, note) if ranks.link.leads else []
+        draws = self.draw(outputs, logits, note) if ranks.link.is_first else []
         separate = None
         if faults or len(draws) > 1:
             # after a fault each output is drawn separately
@@ -151,7 +151,7 @@ class Drawing:
         separate, faults = ranks.link.decide(f"step {plan}", lambda: own)
         for index, error in faults:
             on_fault(outputs[index], error)
-        if ranks.link.leads:
+        if ranks.link.is_first:
             for draw in draws:
                 ranks.collectives.broadcast(draw.sampled.token_ids)
             return draws

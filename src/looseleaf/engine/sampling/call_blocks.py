@@ -85,9 +85,9 @@ class CallBlock:
         A grammar with a trigger begins with the tokens that complete the trigger."""
         rules: list[str] = []
         names = [self._call_rule(n, rules, added, library_schema) for n in range(len(self.calls))]
-        one = "(" + " | ".join(names) + ")"
-        rest = f"{_text(self.between, added)} {one}".strip()
-        calls = one if self.most == 1 else f"{one} ({rest}){{0,{self.most - 1}}}"
+        call = "(" + " | ".join(names) + ")"
+        rest = f"{_text(self.between, added)} {call}".strip()
+        calls = call if self.most == 1 else f"{call} ({rest}){{0,{self.most - 1}}}"
         begin = _text(self.before, added)
         return "\n".join(
             [

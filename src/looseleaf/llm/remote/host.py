@@ -52,11 +52,6 @@ class EngineHost:
         llm.worker.delivered = self._flush
         self._timer = asyncio.get_running_loop().call_later(PULSE_SECONDS, self._pulse)
 
-    @property
-    def num_links(self) -> int:
-        """The number of connected processes."""
-        return len(self._links)
-
     def connect(self, link: socket.socket) -> None:
         """Serve the process at the other end of a socket, until its end."""
         host_link = _HostLink(self, link)

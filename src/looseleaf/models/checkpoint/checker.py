@@ -79,6 +79,12 @@ class Checker:
         quantized."""
         return self.fused(names, [(size, fan_in) for size in sizes], cuts=cuts)
 
+    def expert_matrix(
+        self, names: list[str], features: int, fan_in: int
+    ) -> Tensor | QuantizedWeight:
+        """Matrices of one shape, one below the other, in a form that products by expert read."""
+        return self.matrix(names, [features] * len(names), fan_in)
+
     def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
         """The weight of a layer, quantized if that was asked for."""
         return weight

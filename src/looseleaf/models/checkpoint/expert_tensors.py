@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from looseleaf.config import ExpertConfig, ModelConfig
-from looseleaf.errors import UnsupportedModel
 from looseleaf.models.checkpoint.interleaved_experts import read_interleaved
 from looseleaf.models.checkpoint.tensor_reader import TensorReader
 from looseleaf.models.layers import Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
-from looseleaf.ops.dense.quantized_linear.native import GROUP, PackedMatrix
+from looseleaf.ops.dense.quantized_linear.native import GROUP
 from looseleaf.ops.dense.scaled_linear import TILE
 
 _ROUTER_TILE = 64
@@ -91,7 +90,7 @@ def read_experts(
             experts.append(prefix + names.shared)
         gates = [f"{e}{name}.weight" for e in experts for name in (names.gate, names.up)]
         downs = [f"{e}{names.down}.weight" for e in experts]
-        # a wide shared MLP is split by columns, which packed values are not
+        # a wide shared MLP is split by columns, and blocks lie along them
         plain = law.num_shared > 1
         gate_up = _uniform(reader, gates, inner, hidden, plain)
         down = _uniform(reader, downs, hidden, inner, plain)
@@ -129,22 +128,12 @@ def _biased(
 def _uniform(
     reader: TensorReader, names: list[str], features: int, columns: int, plain: bool
 ) -> Tensor | QuantizedWeight:
-    """Matrices of one shape, one below the other, in one format.
-
-    With ``plain``, values of 16 bits are not packed."""
-    sizes = [features] * len(names)
-    weight = reader.matrix(names, sizes, columns)
-    if isinstance(weight, QuantizedWeight) and (
-        len(weight.parts) > 1 or features % GROUP or (plain and _is_wide(weight))
-    ):
+    """Matrices of one shape, one below the other, in one format; with ``plain``, their values."""
+    weight = reader.expert_matrix(names, features, columns)
+    if isinstance(weight, QuantizedWeight) and (plain or len(weight.parts) > 1 or features % GROUP):
         # experts are parts of one matrix in one format, and begin at whole groups
         return reader.fused(names, [(features, columns)] * len(names))
     return weight
-
-
-def _is_wide(weight: QuantizedWeight) -> bool:
-    """Whether the packed values have 16 bits."""
-    return all(isinstance(p, PackedMatrix) and p.layout.bits == 16 for p in weight.parts)
 
 
 def _with_wide_shared(
@@ -156,11 +145,7 @@ def _with_wide_shared(
     count: int,
 ) -> tuple[Tensor, Tensor]:
     """The experts and a shared MLP that is as wide as ``count`` of them."""
-    if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
-        raise UnsupportedModel(
-            f"{prefix} is as wide as {count} experts, which is not implemented for quantized "
-            "experts: use a checkpoint in float32, float16 or bfloat16"
-        )
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "plain experts"
     (hidden, inner), stacked = (gate_up.shape[1], down.shape[1]), []
     for name in (names.gate, names.up):
         matrix = reader.fused([f"{prefix}{name}.weight"], [(count * inner, hidden)])

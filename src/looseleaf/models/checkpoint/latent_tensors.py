@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from looseleaf.config import ModelConfig
+from looseleaf.config import LatentConfig, ModelConfig
 from looseleaf.models.layers import LatentWeights, Norm
 from looseleaf.models.linear import Projection
 
@@ -12,6 +12,8 @@ from looseleaf.models.linear import Projection
 @runtime_checkable
 class TensorReader(Protocol):
     """Reads or checks tensors by name; see ``weights.py``."""
+
+    def __contains__(self, name: str) -> bool: ...
 
     def fused(
         self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
@@ -38,11 +40,7 @@ def read_latent(reader: TensorReader, config: ModelConfig, prefix: str) -> Laten
     """The maps of the attention ``prefix``; those of keys and values are dequantized."""
     shape, heads = config.latent, config.num_qo_heads
     assert shape is not None, "only for latent attention"
-    expanded = shape.nope_dim + shape.value_dim
-    both = reader.fused([prefix + "kv_b_proj.weight"], [(heads * expanded, shape.rank)])
-    key_up, value_up = both.view(heads, expanded, shape.rank).split(
-        (shape.nope_dim, shape.value_dim), 1
-    )
+    key_up, value_up = _maps(reader, shape, heads, prefix)
     query_norm = query_up = None
     if rank := shape.query_rank:
         query_norm = reader.norm(prefix + "q_a_layernorm", rank, config)
@@ -55,3 +53,18 @@ def read_latent(reader: TensorReader, config: ModelConfig, prefix: str) -> Laten
         query_norm,
         query_up,
     )
+
+
+def _maps(
+    reader: TensorReader, shape: LatentConfig, heads: int, prefix: str
+) -> tuple[Tensor, Tensor]:
+    """The maps of latents to keys ``[heads, nope_dim, rank]`` and to values ``[heads, value_dim,
+    rank]``: one matrix, or in GGUF files two tensors, of which the keys' is transposed."""
+    rank, expanded = shape.rank, shape.nope_dim + shape.value_dim
+    joint, names = prefix + "kv_b_proj.weight", [prefix + f"{n}_b_proj.weight" for n in "kv"]
+    if joint in reader or names[0] not in reader:
+        both = reader.fused([joint], [(heads * expanded, rank)]).view(heads, expanded, rank)
+        key_up, value_up = both.split((shape.nope_dim, shape.value_dim), 1)
+        return key_up, value_up
+    keys = reader.fused(names[:1], [(heads, rank, shape.nope_dim)])
+    return keys.transpose(1, 2), reader.fused(names[1:], [(heads, shape.value_dim, rank)])

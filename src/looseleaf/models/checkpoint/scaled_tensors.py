@@ -54,25 +54,25 @@ def find_stored(
     if quantization is None:
         return None
     module, (features, columns) = name.removesuffix(".weight"), shape
-    found = {
+    tensors = {
         suffix: entries[f"{module}.{suffix}"]
         for suffix in _SUFFIXES
         if f"{module}.{suffix}" in entries
     }
-    if "qweight" in found:
+    if "qweight" in tensors:
         awq = quantization.method == "awq"
         width = features if awq else columns
-        words = found["qweight"].shape[1 if awq else 0]
+        words = tensors["qweight"].shape[1 if awq else 0]
         bits = _bits(module, words, width)
         needed = ["qweight", "qzeros", "scales"]
-        return _stored(module, "awq" if awq else "gptq", bits, shape, found, needed)
-    if "weight_packed" in found:
-        bits = _bits(module, found["weight_packed"].shape[-1], columns)
-        return _stored(module, "packed", bits, shape, found, ["weight_packed", "weight_scale"])
-    scale = next((s for s in ("weight_scale_inv", "weight_scale") if s in found), None)
-    if scale is None or "weight" not in found or found["weight"].dtype not in _BYTES:
+        return _stored(module, "awq" if awq else "gptq", bits, shape, tensors, needed)
+    if "weight_packed" in tensors:
+        bits = _bits(module, tensors["weight_packed"].shape[-1], columns)
+        return _stored(module, "packed", bits, shape, tensors, ["weight_packed", "weight_scale"])
+    scale = next((s for s in ("weight_scale_inv", "weight_scale") if s in tensors), None)
+    if scale is None or "weight" not in tensors or tensors["weight"].dtype not in _BYTES:
         return None
-    return _stored(module, found["weight"].dtype, 8, shape, found, ["weight", scale])
+    return _stored(module, tensors["weight"].dtype, 8, shape, tensors, ["weight", scale])
 
 
 _SUFFIXES = (
@@ -87,15 +87,15 @@ def _stored(
     form: str,
     bits: int,
     shape: tuple[int, int],
-    found: Mapping[str, TensorEntry],
+    tensors: Mapping[str, TensorEntry],
     needed: list[str],
 ) -> StoredMatrix:
-    missing = [suffix for suffix in needed if suffix not in found]
+    missing = [suffix for suffix in needed if suffix not in tensors]
     if missing:
         raise CorruptCheckpoint(f"{module} lacks {module}.{missing[0]}; download it again")
-    suffixes = needed + [s for s in ("weight_zero_point", "g_idx", "weight_g_idx") if s in found]
+    suffixes = needed + [s for s in ("weight_zero_point", "g_idx", "weight_g_idx") if s in tensors]
     stored = StoredMatrix(
-        module, form, bits, *shape, {suffix: found[suffix].shape for suffix in suffixes}
+        module, form, bits, *shape, {suffix: tensors[suffix].shape for suffix in suffixes}
     )
     _check_shapes(stored, shape)
     return stored

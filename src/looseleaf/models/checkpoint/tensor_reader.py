@@ -13,8 +13,8 @@ class TensorReader(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def matrix(
-        self, names: list[str], sizes: list[int], fan_in: int
+    def expert_matrix(
+        self, names: list[str], features: int, fan_in: int
     ) -> Tensor | QuantizedWeight: ...
 
     def fused(

@@ -50,6 +50,7 @@ from looseleaf.models.checkpoint.tensor_names import EMBEDDING, HEAD, by_canonic
 from looseleaf.models.layers import DecoderWeights, LayerWeights, Norm
 from looseleaf.models.linear import Projection, pack
 from looseleaf.models.quantized import QuantizedWeight
+from looseleaf.ops.dense.plane_linear import fits as fits_planes
 from looseleaf.ops.dense.quantized_linear import BlockMatrix
 from looseleaf.ops.dense.quantized_linear.formats import CHUNK
 from looseleaf.ops.dense.rms_norm.native import has_native_norm
@@ -246,8 +247,10 @@ class _Reader(Checker):
         self._quantize = quantize
         self._dtype, self._device, self._packed = dtype, device, packed
         self._native_norms = native
-        # without C kernels a product would dequantize its blocks at every call
+        # without a kernel a product would dequantize its blocks at every call
         self._keeps_blocks = packed and native
+        on_gpu = device.type == "cuda" and dtype.itemsize == 2
+        self._keeps_planes = packed and on_gpu and quantize is None
         self._stack, self._local, self._lock = ExitStack(), local(), Lock()
 
     def __enter__(self) -> "_Reader":
@@ -296,11 +299,14 @@ class _Reader(Checker):
         self, names: list[str], sizes: list[int], fan_in: int, cuts: Cuts = None
     ) -> Tensor | QuantizedWeight:
         each = cuts or [Cut()] * len(names)
-        blocks = [self._blocks(name) for name in names] if self._keeps_blocks else [None]
+        blocks = [self._blocks(name) for name in names]
         if None not in blocks:
             pairs = zip([b for b in blocks if b is not None], each, strict=True)
             parts = [part for block, cut in pairs for part in cut_blocks(block, cut)]
-            return QuantizedWeight.create(parts, self._dtype)
+            if self._keeps_blocks:
+                return QuantizedWeight.create(parts, self._dtype)
+            if all(map(fits_planes, parts)):
+                return QuantizedWeight.in_planes(parts, self._dtype, self._device)
         stored = [self._find(n, (size, fan_in)) for n, size in zip(names, sizes, strict=True)]
         if self._device.type == "cuda" and None not in stored:
             whole = [self._decode(s) for s in stored if s is not None]
@@ -310,12 +316,23 @@ class _Reader(Checker):
                 return QuantizedWeight([stack(matrices).laid_out()], self._dtype)
         return super().matrix(names, sizes, fan_in, cuts)
 
+    def expert_matrix(
+        self, names: list[str], features: int, fan_in: int
+    ) -> Tensor | QuantizedWeight:
+        sizes = [features] * len(names)
+        if self._keeps_planes and isinstance(self._entries.get(names[0]), BlockEntry):
+            return self.fused(names, [(features, fan_in)] * len(names))
+        return self.matrix(names, sizes, fan_in)
+
     def _blocks(self, name: str) -> BlockMatrix | None:
         """The matrix in the bits of its file, None where it is converted."""
         entry = self._entries.get(name)
+        if not self._keeps_blocks and not self._keeps_planes:
+            return None
         if isinstance(entry, BlockEntry):
             return block_matrix(entry, self._dtype)
         keeps = entry is not None and entry.dtype == "BF16" and not entry.shape[-1] % CHUNK
+        keeps = keeps and self._keeps_blocks
         if not keeps or not keeps_values("BF16", self._dtype):
             return None
         return BlockMatrix("BF16", self._read(name).contiguous().view(torch.uint8))

@@ -186,7 +186,7 @@ def _attend_item(
             o_key = page * stride_page + slot * stride_slot
             scores, b_v = read_tile(
                 b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, None, distance, soft_cap,
-                slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+                slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T, BLOCK_T == 0,
             )  # fmt: skip
             if page_seen is not None:
                 is_read = _is_read(page_seen, num_seen, first_page + ordinal, row_bits, o_n >= 0)
@@ -227,7 +227,7 @@ def _attend_item(
             o_key = page * stride_page + slot * stride_slot
             scores, b_v = read_tile(
                 b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, seen, distance, soft_cap,
-                slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+                slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T, BLOCK_T == 0,
             )  # fmt: skip
             scores = tl.where(visible, scores, float("-inf"))
             acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)

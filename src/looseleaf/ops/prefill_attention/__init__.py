@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from looseleaf.errors import InvalidOption
 from looseleaf.ops.attention_inputs import require_attention
 from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.gather_kv import GATHERED_SIZE, KeySources, gather_kv
@@ -42,9 +43,14 @@ def prefill_attention(
     - K and V pages have the layout of `looseleaf.ops.partial_attention`.
     - An fp64 query runs on the reference only; its ``lse`` is fp64.
 
-    Raises InvalidOption for shapes or dtypes that do not match, a span longer than its pages, and
-    missing ``slot_positions`` of explicit spans."""
+    Raises InvalidOption for shapes or dtypes that do not match, a span longer than its pages,
+    missing ``slot_positions`` of explicit spans, and a wrong ``value_start``."""
     require_attention(q, (k_pages, v_pages), rule)
+    if spans.value_start not in (0, rotation.rotary_dim):
+        raise InvalidOption(
+            f"value_start={spans.value_start} must be 0 or the number of rotated dims, "
+            f"{rotation.rotary_dim}"
+        )
     cpu_default: Implementation = "reference" if q.dtype is torch.float64 else "cpu"
     chosen = choose(implementation, q, cpu=cpu_default)
     if spans.source_slots is not None:
@@ -62,7 +68,7 @@ def prefill_attention(
 
 
 def gathered_pages(
-    q: Float[Tensor, "rows qo_heads head_dim"],
+    q: Float[Tensor, "rows qo_heads query_dim"],
     k_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     v_pages: Float[Tensor, "pages kv_heads page_size head_dim"],
     spans: SpanList,

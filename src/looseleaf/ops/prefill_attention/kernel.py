@@ -44,10 +44,10 @@ def _prefill_attention_kernel(
     stride_table, stride_positions, softmax_scale, soft_cap, window,
     PARTS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, WIDENED: tl.constexpr,
+    WINDOWED: tl.constexpr, WIDENED: tl.constexpr, HAS_VALUES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    # the first dim with a value: latent keys rotate in the dims before
+    # the first dim with a value: latent keys, and keys expanded from them, rotate in dims before
     FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
     DTYPE: tl.constexpr = q.dtype.element_ty if WIDENED else k_pages.dtype.element_ty
     # the last rows read the most keys: their tiles start first to balance the end
@@ -122,7 +122,7 @@ def _prefill_attention_kernel(
                         shown = is_shown(mask_words, first_word, start + o_n)
                     scores, b_v = read_tile(
                         b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, shown, distance,
-                        soft_cap, slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+                        soft_cap, slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T, HAS_VALUES,
                     )  # fmt: skip
                     if shown is not None:
                         scores = tl.where(shown[None, :], scores, float("-inf"))
@@ -154,7 +154,7 @@ def _prefill_attention_kernel(
                     o_key = page * stride_page + slot * stride_slot
                     scores, b_v = read_tile(
                         b_q, b_turned, k_head + o_key, v_head + o_key, stride_d, seen, distance,
-                        soft_cap, slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T,
+                        soft_cap, slope, CAPPED, HEAD_DIM, ROTARY_DIM, BLOCK_D, BLOCK_T, HAS_VALUES,
                     )  # fmt: skip
                     scores = tl.where(visible, scores, float("-inf"))
                     acc, peak, total = fold_tile(scores, b_v.to(b_q.dtype), acc, peak, total, True)
@@ -194,9 +194,9 @@ def prefill_attention_triton(
     ):
         return _attend_units(q, (k_pages, v_pages), spans, rotation, rule)
     block_d, block_t = triton.next_power_of_2(head_dim), 0
-    if same_memory(k_pages, v_pages):
+    latent = same_memory(k_pages, v_pages)
+    if latent or spans.value_start:
         block_d, block_t = latent_blocks(rotation, head_dim)
-    latent = block_t > 0
     tile = tile_shape(rows * group / tiles, block_d, k_pages.element_size(), latent=latent)
     block_m, block_n, num_warps, num_stages = tile
     # only the device has the rows of each tile: programs loop over blocks beyond the grid
@@ -220,7 +220,7 @@ def prefill_attention_triton(
         rule.softmax_scale, rule.soft_cap, rule.window,
         PARTS=parts, GROUP=group, HEAD_DIM=head_dim, ROTARY_DIM=rotation.rotary_dim,
         PAGE_SIZE=page_size, INTERLEAVED=rotation.interleaved, CAPPED=rule.soft_cap != 0,
-        WINDOWED=rule.window != 0, WIDENED=k_pages.dtype is FP8,
+        WINDOWED=rule.window != 0, WIDENED=k_pages.dtype is FP8, HAS_VALUES=not latent,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_T=block_t,
         num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -38,6 +38,8 @@ class SpanList:
     - ``complete``: every row is in a tile, so that outputs need no initialisation.
     - ``source_slots`` and ``source_turns`` (`looseleaf.ops.gather_kv.KeySources`): keys are
       gathered first, into the list's pages of `GATHERED_SIZE` slots.
+    - ``value_start``: the number of rotated dims if all values are 0 in them, as with keys expanded
+      from latents, else 0. Kernels skip the products of these dims.
 
     A list for the Hopper kernel has units (`looseleaf.ops.prefill_attention.units`):
     ``num_units[0]`` of them with eight ``unit_numbers`` each, the longest first. If tiles are cut,
@@ -67,6 +69,7 @@ class SpanList:
     groups: int = 2
     source_slots: Int[Tensor, " keys"] | None = None
     source_turns: Int[Tensor, " keys"] | None = None
+    value_start: int = 0
 
 
 def require_room(span: int, length: int, slots: int) -> None:

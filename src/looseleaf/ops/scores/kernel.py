@@ -100,10 +100,10 @@ def scaled_rows(
 @triton.jit
 def load_tile(
     p_key, p_value, stride_d, seen, o_d, HEAD_DIM: tl.constexpr, FIRST: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, HAS_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Keys [N, D] from dim ``FIRST`` on, and values. ``seen`` [N] are the keys to load, None for
-    all. With ``FIRST``, the loaded dims are the values, too."""
+    """Keys [N, D] from dim ``FIRST`` on, and values from the same dim on. ``seen`` [N] are the keys
+    to load, None for all. Without ``HAS_VALUES``, the loaded keys are the values, too."""
     o_kv = ((FIRST + o_d) * stride_d)[None, :]
     m_d = (o_d < HEAD_DIM - FIRST)[None, :]
     if seen is None and HEAD_DIM - FIRST == BLOCK_D:
@@ -113,8 +113,8 @@ def load_tile(
     else:
         b_k = tl.load(p_key[:, None] + o_kv, mask=seen[:, None] & m_d, other=0.0)
     b_v = b_k
-    if FIRST == 0:
-        if seen is None and HEAD_DIM == BLOCK_D:
+    if HAS_VALUES:
+        if seen is None and HEAD_DIM - FIRST == BLOCK_D:
             b_v = tl.load(p_value[:, None] + o_kv)
         elif seen is None:
             b_v = tl.load(p_value[:, None] + o_kv, mask=m_d, other=0.0)
@@ -156,17 +156,18 @@ def score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED: tl.constexpr, produc
 def read_tile(
     b_q, b_turned, p_key, p_value, stride_d, seen, distance, soft_cap, slope,
     CAPPED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, HAS_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Scores [M, N] of rows of `scaled_rows` and keys at ``p_key`` [N], and the values [N, D].
 
-    ``seen`` [N] are the keys to load, None for all."""
+    ``seen`` [N] are the keys to load, None for all. With ``BLOCK_T``, values begin after the
+    rotated dims; without ``HAS_VALUES``, the keys are the values."""
     products = None
     if BLOCK_T > 0:
         products = score_turned(b_turned, p_key, stride_d, seen, ROTARY_DIM, BLOCK_T)
     FIRST: tl.constexpr = ROTARY_DIM if BLOCK_T > 0 else 0
     o_d = tl.arange(0, BLOCK_D)
-    b_k, b_v = load_tile(p_key, p_value, stride_d, seen, o_d, HEAD_DIM, FIRST, BLOCK_D)
+    b_k, b_v = load_tile(p_key, p_value, stride_d, seen, o_d, HEAD_DIM, FIRST, BLOCK_D, HAS_VALUES)
     return score_tile(b_q, b_k, distance, soft_cap, slope, CAPPED, products), b_v
 
 

@@ -61,7 +61,7 @@ class MessageForm:
             "type": "message_delta",
             "delta": _stop(request, blocks),
             "usage": self._usage(request),
-            "looseleaf": self._reuse(),
+            "looseleaf": self.generation.reuse_report(),
         }
         return [last, {"type": "message_stop"}]
 
@@ -72,7 +72,7 @@ class MessageForm:
             "content": [self._content(block) for block in blocks.blocks],
             **_stop(request, blocks),
             "usage": self._usage(request),
-            "looseleaf": self._reuse(),
+            "looseleaf": self.generation.reuse_report(),
         }
 
     def failure(self, error: ApiError) -> Json:
@@ -104,9 +104,6 @@ class MessageForm:
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
-
-    def _reuse(self) -> Json:
-        return report.reuse(self.generation.latest, self.generation.prompts)
 
 
 def arguments_of(text: str) -> Json:

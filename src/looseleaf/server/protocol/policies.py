@@ -72,6 +72,9 @@ class SelectInput(Strict):
     ) | None = Field(
         None, description="Distribution of the budget over layers; a list has one weight each."
     )
+    anchors: Annotated[list[int], Field(max_length=1024), FIRST_ONLY] | None = Field(
+        None, description="Layers whose choice of pages serves the layers after them, ascending."
+    )
     group: GroupRule | None = Field(
         None, description="Combination of page scores of query heads that share a KV head."
     )

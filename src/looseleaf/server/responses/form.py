@@ -70,7 +70,7 @@ class ResponseForm:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": output,
             "usage": self._usage(request, listed),
-            "looseleaf": report.reuse(self.generation.latest, self.generation.prompts),
+            "looseleaf": self.generation.reuse_report(),
         }
         if self.keep is not None:
             response["store"] = await self.keep(response)

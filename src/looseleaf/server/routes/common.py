@@ -1,7 +1,7 @@
 """The parts of generating endpoints: limits, deadlines, generations and responses."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -38,9 +38,6 @@ class Answering(Protocol):
 
     generation: Generation
     end: bytes
-
-    @property
-    def reuse_header(self) -> str: ...
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer."""
@@ -118,17 +115,25 @@ def make_generation(
     )
 
 
+def page_of(items: Sequence[dict[str, Any]], limit: int) -> Response:
+    """The first ``limit`` of ``items``, each with an id, as a page of a list."""
+    data = items[:limit]
+    ids = [item["id"] for item in data]
+    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(items) > limit})
+
+
 async def respond(request: Request, answer: Answering, *, stream: bool) -> Response:
     """The response to a request, complete or as a stream."""
     try:
         if not stream:
             content = await until_gone(request.receive, answer.whole())
-            return JSONResponse(content, headers={REUSE_HEADER: answer.reuse_header})
+            return JSONResponse(content, headers={REUSE_HEADER: answer.generation.reuse_header})
         chunks = answer.chunks()
         # errors before the first token can still set the status
         first = await until_gone(request.receive, anext(chunks))
         events = _guarded(first, chunks, request, answer)
-        return EventStream(events, {REUSE_HEADER: answer.reuse_header}, answer.end)
+        return EventStream(events, {REUSE_HEADER: answer.generation.reuse_header}, answer.end)
     finally:
         if not stream:
             log_reuse(request, answer.generation)

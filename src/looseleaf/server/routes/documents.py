@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -25,6 +25,7 @@ from looseleaf.server.protocol.documents import (
 )
 from looseleaf.server.records import record_name
 from looseleaf.server.registering import forget, keep, keep_pin, record_of, register, settled
+from looseleaf.server.routes.common import page_of
 from looseleaf.server.routes.context import KEYED, TheCaller, TheService, report_error
 from looseleaf.server.service import Service
 
@@ -70,10 +71,7 @@ async def list_documents(
     with nullcontext() if after is None else service.records.expecting(caller.tenant, after):
         listing = service.llm.documents(caller.salt, after=after, limit=limit + 1)
         infos = await service.with_deadline(listing)
-    data = [_body(service, caller, info) for info in infos[:limit]]
-    ids = [info.id for info in infos[:limit]]
-    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(infos) > limit})
+    return page_of([_body(service, caller, info) for info in infos], limit)
 
 
 @router.get("/{document_id}", response_model=DocumentBody)
@@ -182,7 +180,7 @@ async def _told(
         yield [report_error(request, error).body]
 
 
-def _body(service: Service, caller: Caller, info: DocumentInfo) -> dict[str, object]:
+def _body(service: Service, caller: Caller, info: DocumentInfo) -> dict[str, Any]:
     return {
         "id": info.id,
         "object": "document",

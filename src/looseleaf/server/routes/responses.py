@@ -26,7 +26,7 @@ from looseleaf.server.responses.form import ResponseForm
 from looseleaf.server.responses.ids import new_response_id
 from looseleaf.server.responses.translate import items_of, translate
 from looseleaf.server.routes.chat import begin_chat, chat_prompt
-from looseleaf.server.routes.common import due_of, log_user, respond
+from looseleaf.server.routes.common import due_of, log_user, page_of, respond
 from looseleaf.server.routes.context import KEYED, TheCaller, TheService
 from looseleaf.server.service import Service
 from looseleaf.server.translation import Json
@@ -100,9 +100,7 @@ async def list_input_items(
         items.reverse()
     if after is not None:
         items = _items_after(items, after)
-    data, ids = items[:limit], [item["id"] for item in items[:limit]]
-    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(items) > limit})
+    return page_of(items, limit)
 
 
 async def cancel_response(response_id: Id, service: TheService, caller: TheCaller) -> Response:

@@ -85,7 +85,7 @@ def relay(
 ) -> None:
     """A prompt shared by all requests: attention, throughput, request rate (RelayAttention)."""
     from looseleaf.llm.load import pick_device
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.relay import PARTS, RelayConfig, measure, small
     from looseleaf_lab.bench.results import show_table
 
@@ -134,7 +134,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
     """First tokens, throughput and a breakdown, documents stored once or often (LazyAttention)."""
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.lazy import LazyConfig, measure, small
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.results import show_table
 
     selected_device = pick_device(device)
@@ -180,7 +180,7 @@ def lazy(device: str, output: Path | None, **sizes: Any) -> None:
 def rate(device: str, parts: tuple[str, ...], output: Path | None, **sizes: Any) -> None:
     """First tokens while requests arrive, by policy for their documents (CacheBlend)."""
     from looseleaf.llm.load import pick_device
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.rate import PARTS, RateConfig, measure, small
     from looseleaf_lab.bench.results import show_table
 

@@ -181,6 +181,11 @@ def serve_load(output: Path | None, **sizes: Any) -> None:
     help="codes of the layers' matrices, on a GPU [default: 16 bits]",
 )
 @click.option(
+    "--blocks",
+    type=click.Choice(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]),
+    help="GGUF format of all matrices [default: none]",
+)
+@click.option(
     "--line",
     "lines",
     multiple=True,
@@ -245,7 +250,7 @@ def attention(
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.attention import AttentionConfig, measure, ratios
     from looseleaf_lab.bench.attention_cases import AttentionShape
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.results import show_table
 
     shape = AttentionShape(head_dim=head_dim)

@@ -52,7 +52,7 @@ def hosted(
 ) -> None:
     """Time per token with a host-resident document, by kind of index, against dense decoding."""
     from looseleaf_lab.bench.hosted import HostedBench, measure
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.results import show_table
 
     bench = HostedBench(

@@ -25,6 +25,12 @@ from looseleaf_lab.cli.bench.report import DEVICE, OUTPUT, bench_progress, colle
     type=int,
     help="rows of an output that are revised together [default: none]",
 )
+@click.option(
+    "--served",
+    multiple=True,
+    type=int,
+    help="layers that one choice of pages serves; may be repeated [default: 1]",
+)
 @click.option("--new-tokens", default=16, show_default=True, help="timed tokens")
 @click.option("--repetitions", default=5, show_default=True)
 @DEVICE
@@ -37,9 +43,10 @@ def select(
     windows: tuple[int, ...],
     device: str,
     output: Path | None,
-    **sizes: int,
+    **sizes: Any,
 ) -> None:
-    """One layer's attention and a whole token: dense, with selection, and with revision."""
+    """One layer's attention and a whole token: dense, with selection, with one choice of pages for
+    several layers, and with revision."""
     from looseleaf.config import Select
     from looseleaf.llm.load import pick_device
     from looseleaf_lab.bench.results import show_table

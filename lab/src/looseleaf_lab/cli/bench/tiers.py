@@ -32,7 +32,7 @@ def tiers(
 ) -> None:
     """First tokens of documents on tiers of several speeds, disk and Redis, by recomputed ratio."""
     from looseleaf.llm.load import pick_device, reference_model
-    from looseleaf_lab.bench.random_model import model_shape
+    from looseleaf_lab.bench.model_shapes import model_shape
     from looseleaf_lab.bench.results import show_table
     from looseleaf_lab.bench.tiers import TierBench, measure, of_checkpoint, of_shape
 

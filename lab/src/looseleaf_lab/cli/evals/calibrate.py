@@ -14,6 +14,7 @@ from looseleaf.config import FuseSelector
 from looseleaf.config.option import require, shown
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable
+from looseleaf_lab.cli.evals.anchor_search import AnchorSearch
 from looseleaf_lab.cli.evals.policy_search import PolicySearch
 
 _DEFAULT_SELECTORS = ("first", "question", "links", "deviation")
@@ -78,6 +79,18 @@ _WITH_RATIO = [s for s in get_args(FuseSelector) if s not in ("none", "all", "ap
     help="with --save: factor by which the first token should precede full prefill's",
 )
 @click.option(
+    "--anchors-at",
+    type=float,
+    metavar="SHARE",
+    help="with --save and --file: find the layers whose choice of pages serves others, for Quest "
+    "with this share of the keys, instead of a blending policy; the file keeps its other entries",
+)
+@click.option(
+    "--answers",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="with --save: file with the figures of every question, so that a second run continues",
+)
+@click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=check_appendable,
@@ -96,11 +109,13 @@ def calibrate(
     propose the cheapest policy within the tolerance.
 
     With --save, the policy with the least KL from full prefill at the wanted speed is written to a
-    file, which other commands take as --policy. Its questions come from -q or from --file.
+    file, which other commands take as --policy. Its questions come from -q or from --file. With
+    --anchors-at, too, the file gets the anchor layers of selections.
     Selectors with layer settings are first tried at several layers."""
     selectors = options.pop("selectors") or _DEFAULT_SELECTORS
     ratios = options.pop("ratios") or (0.05, 0.1, 0.15, 0.2, 0.3)
     tolerance, output = options.pop("tolerance"), options.pop("output")
+    share, answers = options.pop("anchors_at"), options.pop("answers")
     search = PolicySearch(
         save=options.pop("save"),
         files=options.pop("files"),
@@ -109,6 +124,7 @@ def calibrate(
         selectors=selectors,
         ratios=ratios,
         output=output,
+        answers=answers,
     )
     for ratio in ratios:
         require(0 < ratio <= 1, f"--ratio must be above 0 and at most 1, not {shown(ratio)}")
@@ -120,6 +136,10 @@ def calibrate(
         raise InvalidOption("-q needs a question: one is empty")
     all_questions = [*questions, *(_questions(file) if file else [])]
     documents = read_documents(names)
+    if share is not None:
+        anchors = AnchorSearch(search.save, search.files, share, output, answers)
+        anchors.run(model, checkpoint, explicit_options(options))
+        return
     if search.wanted:
         texts = [document.texts[0] for document in documents]
         search.run(model, checkpoint, texts, all_questions, explicit_options(options))

@@ -11,6 +11,7 @@ from looseleaf.cli.policies import take_fuses, take_readings
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import target_of
 from looseleaf_lab.cli.evals.shared import evaluation_progress, model_label
+from looseleaf_lab.cli.evals.sources import require_committed, source_of
 
 MEASURES = ("nll", "kl", "agreement", "f1", "choice")
 PARTS = ("all", "develop", "decide")
@@ -39,8 +40,6 @@ def measure_files(
     Each question's figures are stored at once in ``--answers``, and not measured again. Raises
     InvalidOption for options that have no meaning here."""
     from looseleaf.llm.llm import LLM
-    from looseleaf.llm.load import find_model
-    from looseleaf.models import model_fingerprint
     from looseleaf_lab.bench.origin import describe_origin
     from looseleaf_lab.bench.results import append_rows, require_appendable
     from looseleaf_lab.evals.arms import default_form
@@ -56,17 +55,15 @@ def measure_files(
     if not options["model"] or options["endpoint"] or options["checkpoints"] or readings:
         raise InvalidOption("--measure takes one --model, --arm and --fuse: leave the others out")
     origin = describe_origin()
-    if options["answers"] and origin["commit"].endswith("-dirty"):
-        raise InvalidOption("--answers needs committed code, to identify its answers: commit")
+    require_committed(options["answers"], origin)
     target = target_of(options["output"], "answers")
     if target is not None:
         require_appendable(target, [*origin, *(field.name for field in fields(DistanceRow))])
     llm = LLM(options["model"], **engine)
     num_layers = llm.engine.runner.model.config.num_layers
     arms = choose_arms(options["arms"], fuses, num_layers, ceilings, primed=bool(primer))
-    weights = model_fingerprint(find_model(options["model"])).hex()
     name = model_label(options["model"])
-    source = (origin["commit"], name, weights + repr(sorted(engine.items())))
+    source = source_of(origin, options["model"], engine)
     form = options["form"] or default_form(llm)
     run = DistanceRun(
         llm,

@@ -9,6 +9,7 @@ import click
 
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.evals.shared import model_label
+from looseleaf_lab.cli.evals.sources import require_committed, source_of
 
 _TOKENS = 12
 """Length of the greedy answers, which are compared with full prefill's."""
@@ -17,7 +18,8 @@ _TOKENS = 12
 @dataclass(frozen=True)
 class PolicySearch:
     """The options of the search: the file to ``save``, ``files`` of questions, names of the
-    primer's texts, the wanted speed, selectors, ratios, and the ``output`` of rows."""
+    primer's texts, the wanted speed, selectors, ratios, the ``output`` of rows, and the file of
+    ``answers``."""
 
     save: Path | None
     files: Sequence[Path]
@@ -26,12 +28,13 @@ class PolicySearch:
     selectors: Sequence[str]
     ratios: Sequence[float]
     output: Path | None
+    answers: Path | None = None
 
     @property
     def wanted(self) -> bool:
         """Whether a policy file is written. Raises InvalidOption for options that need one."""
-        if self.files and self.save is None:
-            raise InvalidOption("--file has questions for a policy file: give --save, too")
+        if (self.files or self.answers) and self.save is None:
+            raise InvalidOption("--file and --answers are for a policy file: give --save, too")
         return self.save is not None
 
     def run(
@@ -62,6 +65,7 @@ class PolicySearch:
         if self.sooner < 0:
             raise InvalidOption(f"--sooner is a factor of 0 or more, not {self.sooner:g}")
         origin = describe_origin()
+        require_committed(self.answers, origin)
         if self.output is not None:
             names = [*origin, *(field.name for field in fields(DistanceRow))]
             require_appendable(self.output, names)
@@ -69,11 +73,10 @@ class PolicySearch:
         path = str(reference_model(checkpoint)) if checkpoint else model
         name = model_label(path) if path else "reference"
         llm = LLM(path, **engine)
-        source = origin["commit"], name
+        source, answers = source_of(origin, path, engine), AnswerFile(self.answers)
         run = DistanceRun(
-            llm, default_form(llm), _TOKENS, AnswerFile(None), source, num_candidates=1,
-            primer=primer,
-        )  # fmt: skip
+            llm, default_form(llm), _TOKENS, answers, source, num_candidates=1, primer=primer
+        )
         goal = Goal(sooner=self.sooner)
         calibration = DistanceCalibration(
             run, name, tasks, goal, lambda row: self._keep(row, origin)

@@ -13,6 +13,7 @@ from looseleaf.config import EVICTING, Select
 from looseleaf.errors import InvalidOption
 from looseleaf_lab.cli.bench.report import check_appendable, target_of
 from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out, model_label
+from looseleaf_lab.cli.evals.sources import require_committed, source_of
 
 
 @click.command()
@@ -25,6 +26,11 @@ from looseleaf_lab.cli.evals.shared import evaluation_progress, held_out, model_
     type=click.Path(path_type=Path, dir_okay=False),
     callback=check_appendable,
     help="CSV file to append to [default: results/selection.csv if there is a results folder]",
+)
+@click.option(
+    "--answers",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="file with the figures of every question, so that a second run continues",
 )
 @reading_options
 @engine_options
@@ -43,6 +49,7 @@ def selection(
         SelectionRow,
         smallest_budgets,
     )
+    from looseleaf_lab.evals.run import AnswerFile
 
     readings = take_readings(options)
     selects = [reading.select for reading in readings if reading.select and not reading.revise]
@@ -54,11 +61,14 @@ def selection(
     if not (options["model"] and (needles > 0 or paths)):
         raise InvalidOption("selection needs a --model, and --needles or files")
     origin, target = describe_origin(), target_of(options["output"], "selection")
+    require_committed(options["answers"], origin)
     if target is not None:
         require_appendable(target, [*origin, *(field.name for field in fields(SelectionRow))])
     engine = explicit_options({name: options.pop(name) for name in field_names(*ENGINE_SECTIONS)})
     llm = LLM(options["model"], **engine)
-    meter = SelectionMeter(llm, model_label(options["model"]))
+    name = model_label(options["model"])
+    source = source_of(origin, options["model"], engine)
+    meter = SelectionMeter(llm, name, AnswerFile(options["answers"]), source)
     pairs: list[tuple[Select, SelectionRow]] = []
     for label, items in _sources(llm, paths, needles, tokens, questions):
         with evaluation_progress(f"{meter.name}: {label}", len(items)) as on_count:

@@ -12,6 +12,7 @@ from looseleaf.engine.progress import RequestProgress
 from looseleaf.engine.sampling.state import SamplingState
 from looseleaf.prompt.request import PromptParts, Request, TextPart
 from looseleaf.sampling_params import SamplingParams
+from looseleaf_lab.evals.distance.logits import Prepare
 
 # a penalty makes the engine pass each row of logits to the state
 _PENALTY = 1.0
@@ -34,12 +35,17 @@ class ForcedSampling(SamplingState):
 
 
 def decoded_distributions(
-    engine: Engine, name: str, parts: PromptParts, answer: Sequence[int], select: Select | None
+    engine: Engine,
+    name: str,
+    parts: PromptParts,
+    answer: Sequence[int],
+    select: Select | None,
+    prepare: Prepare = lambda sequence: None,
 ) -> tuple[Float[Tensor, "answer vocab_size"], RequestProgress]:
     """The log-softmax rows of ``answer``'s tokens after a prompt, and the request.
 
-    The prompt's last token is decoded, too, so that every row is one of decode. Raises the error
-    of the request."""
+    The prompt's last token is decoded, too, so that every row is one of decode. ``prepare`` is
+    called with the waiting sequence. Raises the error of the request."""
     *before, last = parts
     shorter = TextPart(last.tokens[:-1], getattr(last, "num_shared", 0))
     forced = [last.tokens[-1], *answer]
@@ -50,6 +56,7 @@ def decoded_distributions(
     progress = engine.add(request)
     state = ForcedSampling(params, forced, engine.prompts.vocab_size)
     progress.outputs[0].sampling = state
+    prepare(progress.outputs[0].sequence)
     while not progress.finished:
         engine.step()
     if progress.error is not None:

@@ -5,15 +5,18 @@ prompt itself is computed densely, and shared by all arms through the prefix cac
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from looseleaf.config import Select
 from looseleaf.llm.llm import LLM
 from looseleaf.prompt.request import Document, PromptParts
+from looseleaf.sparse import make_policy
 from looseleaf_lab.evals.distance.forced import decoded_distributions
-from looseleaf_lab.evals.distance.logits import divergence, likelihood
+from looseleaf_lab.evals.distance.logits import Prepare, divergence, likelihood
+from looseleaf_lab.evals.distance.overlap import Losses, OverlapPolicy, watch
 from looseleaf_lab.evals.distance.summary import paired_mean
-from looseleaf_lab.evals.task import Item
+from looseleaf_lab.evals.run import AnswerFile
+from looseleaf_lab.evals.task import Answer, Item
 
 BOUND = 0.05
 """Largest difference of the loss from dense decoding, in nats per token."""
@@ -48,19 +51,27 @@ class SelectionRow:
         return abs(self.nll) <= BOUND
 
 
-@dataclass(frozen=True)
-class _Figures:
-    tokens: int
+class _Figures(NamedTuple):
+    tokens: float
     pages_read: float
     nll: float
     kl: float
 
 
 class SelectionMeter:
-    """Measures selections over one model."""
+    """Measures selections over one model. ``source`` identifies code and model in the file of
+    ``answers``, which has the figures of every question."""
 
-    def __init__(self, llm: LLM, name: str) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        answers: AnswerFile | None = None,
+        source: tuple[str, ...] = (),
+    ) -> None:
         self.llm, self.name, self._count = llm, name, 0
+        # an empty file is false
+        self.answers, self.source = AnswerFile() if answers is None else answers, source
 
     def measure(
         self,
@@ -72,13 +83,35 @@ class SelectionMeter:
         """A row per policy, in order. Raises the errors of the engine."""
         figures: list[list[_Figures]] = [[] for _ in selects]
         for number, item in enumerate(items, 1):
-            for own, result in zip(figures, self._distances(item, selects), strict=True):
-                own.append(result)
+            prompt = item.fingerprint()
+            names = [(*self.source, file, repr(s), item.key, prompt) for s in selects]
+            missing = [n for n, name in enumerate(names) if self.answers.find(name) is None]
+            distances = self._distances(item, [selects[n] for n in missing])
+            fresh = [Answer("", distance._asdict()) for distance in distances]
+            self.answers.keep([names[n] for n in missing], fresh)
+            for own, name in zip(figures, names, strict=True):
+                answer = self.answers.find(name)
+                assert answer is not None, "every policy is measured"
+                own.append(_Figures(**answer.report))
             on_count(number)
         pairs = zip(selects, figures, strict=True)
         return [self._row(file, str(select), own) for select, own in pairs]
 
+    def losses(self, items: Sequence[Item], select: Select) -> Losses:
+        """The attention that layers lose by choices of others, over the answers of ``items``."""
+        engine = self.llm.engine
+        base = make_policy(select, engine.runner.pool.page_size)
+        assert base is not None, "the policy chooses pages"
+        policy = OverlapPolicy(base, engine.runner.model.config.num_layers)
+        for item in items:
+            parts = self._parts(item)
+            _, answer = engine.prompts.continued(parts, item.answers[0])
+            self._rows(parts, answer, select, lambda sequence: watch(sequence, policy))
+        return policy.losses()
+
     def _distances(self, item: Item, selects: Sequence[Select]) -> list[_Figures]:
+        if not selects:
+            return []
         parts = self._parts(item)
         _, answer = self.llm.engine.prompts.continued(parts, item.answers[0])
         dense, _ = self._rows(parts, answer, None)
@@ -92,10 +125,16 @@ class SelectionMeter:
             results.append(_Figures(tokens, read, nll, divergence(dense, rows)))
         return results
 
-    def _rows(self, parts: PromptParts, answer: Sequence[int], select: Select | None) -> Any:
+    def _rows(
+        self,
+        parts: PromptParts,
+        answer: Sequence[int],
+        select: Select | None,
+        prepare: Prepare = lambda sequence: None,
+    ) -> Any:
         self._count += 1
         name = f"(selection {self._count})"
-        return decoded_distributions(self.llm.engine, name, parts, answer, select)
+        return decoded_distributions(self.llm.engine, name, parts, answer, select, prepare)
 
     def _parts(self, item: Item) -> PromptParts:
         documents = [Document(text, context="prompt") for text in item.documents]

@@ -17,6 +17,8 @@ Floats = Mapping[str, np.ndarray]
 """Small tensors of a file that belong to its configuration, fp32, by name."""
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# DeepSeek V3's groups of experts, which older files leave out; `expert_gating_func` of a sigmoid
+_V3_EXPERTS, _V3_GROUPS, _SIGMOID = 256, (8, 4), 2
 # the law of Llama 3.1 and later; files store its factors only
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
 
@@ -170,22 +172,74 @@ def _olmoe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields
 def _glm4_moe(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
     own = data.own
     rotary = data.whole(own("rope.dimension_count"), fields["head_dim"])
-    predicting = data.whole(own("nextn_predict_layers"), 0)
     return {
         "model_type": "glm4_moe",
         "attention_bias": "blk.0.attn_q.bias" in names,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in names,
         "partial_rotary_factor": rotary / fields["head_dim"],
-        "num_hidden_layers": fields["num_hidden_layers"] - predicting,
-        "moe_intermediate_size": data.whole(own("expert_feed_forward_length")),
-        "n_shared_experts": data.whole(own("expert_shared_count"), 1),
-        "first_k_dense_replace": data.whole(own("leading_dense_block_count"), 1),
-        "routed_scaling_factor": data.real(own("expert_weights_scale"), 1.0),
+        "num_hidden_layers": _predicted_from(data, fields),
+        **_shared_experts(data),
         "norm_topk_prob": data.flag(own("expert_weights_norm"), True),
         "n_group": data.whole(own("expert_group_count"), 1),
         "topk_group": data.whole(own("expert_group_used_count"), 1),
         **_experts(data),
         **_scaling(data),
+    }
+
+
+def _deepseek2(data: Metadata, names: frozenset[str], floats: Floats, fields: Fields) -> Fields:
+    """DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash; the laws of the last two are V3's."""
+    own, counts, law = data.own, _experts(data), _scaling(data)
+    rotated = data.whole(own("rope.dimension_count"))
+    # older files state the sizes of expanded keys and values under the plain names
+    key_dim, value_dim = (
+        data.whole(own(f"attention.{side}_length_mla"), data.whole(own(f"attention.{side}_length")))
+        for side in ("key", "value")
+    )
+    multiplier = data.real(own("rope.scaling.yarn_log_multiplier"), 0.0)
+    if law and multiplier:
+        # both factors are equal, so that YaRN scales no scores by itself
+        weight = 10 * multiplier
+        law["rope_scaling"] |= {"mscale": weight, "mscale_all_dim": weight}
+    # files without this field are of V2, or have the bias of a choice
+    biased = any(".exp_probs_b." in name for name in names)
+    sigmoid = data.whole(own("expert_gating_func"), _SIGMOID if biased else 0) == _SIGMOID
+    groups = _V3_GROUPS if sigmoid and counts["num_experts"] == _V3_EXPERTS else (1, 1)
+    num_groups = data.whole(own("expert_group_count"), groups[0])
+    has_query_rank = own("attention.q_lora_rank") in data
+    return {
+        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+        "num_hidden_layers": _predicted_from(data, fields),
+        "head_dim": rotated,
+        "kv_lora_rank": data.whole(own("attention.kv_lora_rank")),
+        "q_lora_rank": data.whole(own("attention.q_lora_rank")) if has_query_rank else None,
+        "qk_nope_head_dim": key_dim - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value_dim,
+        "n_routed_experts": counts.pop("num_experts"),
+        **_shared_experts(data),
+        "norm_topk_prob": data.flag(own("expert_weights_norm"), False),
+        "topk_method": "group_limited_greedy" if num_groups > 1 else "greedy",
+        "n_group": num_groups,
+        "topk_group": data.whole(own("expert_group_used_count"), groups[1]),
+        **counts,
+        **law,
+    }
+
+
+def _predicted_from(data: Metadata, fields: Fields) -> int:
+    """The number of layers before those that predict further tokens."""
+    return int(fields["num_hidden_layers"]) - data.whole(data.own("nextn_predict_layers"), 0)
+
+
+def _shared_experts(data: Metadata) -> Fields:
+    """Sizes of the experts, the shared ones, dense layers, and the factor of routed experts."""
+    own = data.own
+    return {
+        "moe_intermediate_size": data.whole(own("expert_feed_forward_length")),
+        "n_shared_experts": data.whole(own("expert_shared_count"), 1),
+        "first_k_dense_replace": data.whole(own("leading_dense_block_count"), 1),
+        "routed_scaling_factor": data.real(own("expert_weights_scale"), 1.0),
     }
 
 
@@ -316,5 +370,6 @@ _ARCHITECTURES: dict[str, Callable[[Metadata, frozenset[str], Floats, Fields], F
     "gpt-oss": _gpt_oss,
     "olmoe": _olmoe,
     "glm4moe": _glm4_moe,
+    "deepseek2": _deepseek2,
     "granitemoe": _granite_moe,
 }

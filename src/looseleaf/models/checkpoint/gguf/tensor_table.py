@@ -36,6 +36,23 @@ _EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+_SHARED = {
+    f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+_LATENT = {
+    **_EXPERTS,
+    **_SHARED,
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    # older files have the maps of keys and values in one matrix
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
 _ONE_ROW = "mlp.shared_expert_gate.weight"
 _FUSED_UP = {"ffn_up": "mlp.gate_up_proj"}
 # names by family where they differ
@@ -87,10 +104,10 @@ _PARTS = {
         **_EXPERTS,
         "post_attention_norm": "post_attention_layernorm",
         "exp_probs_b": "mlp.gate.e_score_correction_bias",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        **_SHARED,
     },
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
 }
 _PARTS["gemma3_text"] = _PARTS["gemma2"]
 _PARTS["exaone4"] = _PARTS["olmo2"]
@@ -157,7 +174,7 @@ def _experts(tensor: StoredTensor) -> list[StoredTensor]:
 def _predicts(name: str, config: dict[str, Any]) -> bool:
     """Whether a tensor belongs to a layer after the last, which predicts further tokens."""
     match = _AFTER.match(name)
-    predicting = config["model_type"] == "glm4_moe"
+    predicting = config["model_type"] in ("glm4_moe", "deepseek_v3")
     return predicting and match is not None and int(match[1]) >= config["num_hidden_layers"]
 
 

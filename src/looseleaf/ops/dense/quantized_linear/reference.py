@@ -22,7 +22,7 @@ def dequantize_reference(
         return blocks.contiguous().view(dtype).float()
     flat = blocks.reshape(rows * (row_bytes // layout.block_bytes), layout.block_bytes)
     scales, mins = _parameters(flat, layout)
-    codes = _codes(flat, layout).float().unflatten(1, (-1, layout.sub)) - layout.zero
+    codes = block_codes(flat, layout).float().unflatten(1, (-1, layout.sub)) - layout.zero
     values: Tensor = scales[:, :, None] * codes
     if mins is not None:
         values += mins[:, :, None]
@@ -48,20 +48,26 @@ def _parameters(flat: Tensor, layout: BlockFormat) -> tuple[Tensor, Tensor | Non
         # half of the scale, since codes are twice the floats
         scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 128)
         return scales.masked_fill(exponents == 255, torch.nan), None
-    if layout.name == "Q6_K":
-        return _halves(flat, 208) * flat[:, 192:208].view(torch.int8).float(), None
-    scale, least = _halves(flat, 0), _halves(flat, 2) if layout.has_min else None
     if layout.block == layout.sub:
-        return scale, least
-    assert least is not None, "Q4_K and Q5_K have mins"
+        return _halves(flat, 0), _halves(flat, 2) if layout.has_min else None
+    scale_codes, min_codes = sub_codes(flat, layout)
+    if min_codes is None:
+        return _halves(flat, 208) * scale_codes.float(), None
+    return _halves(flat, 0) * scale_codes.float(), -(_halves(flat, 2) * min_codes.float())
+
+
+def sub_codes(flat: Tensor, layout: BlockFormat) -> tuple[Tensor, Tensor | None]:
+    """Codes of scales and mins ``[blocks, sub-blocks]`` of Q4_K, Q5_K and Q6_K."""
+    if layout.name == "Q6_K":
+        return flat[:, 192:208].view(torch.int8), None
     # 16 codes of 6 bits: four scales, four mins, then the low halves of the others
     first, second, low = flat[:, 4:8], flat[:, 8:12], flat[:, 12:16]
     scale_codes = torch.cat([first & 63, (low & 15) | (first >> 6) << 4], 1)
     min_codes = torch.cat([second & 63, (low >> 4) | (second >> 6) << 4], 1)
-    return scale * scale_codes.float(), -(least * min_codes.float())
+    return scale_codes, min_codes
 
 
-def _codes(flat: Tensor, layout: BlockFormat) -> Tensor:
+def block_codes(flat: Tensor, layout: BlockFormat) -> Tensor:
     """Codes ``[blocks, values]`` from 0."""
     if layout.name == "Q8_0":
         return torch.bitwise_xor(flat[:, 2:], 128)

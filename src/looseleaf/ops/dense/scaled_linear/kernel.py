@@ -211,12 +211,13 @@ def _quantize_rows_kernel(x, codes, scales, columns, stride_x, BLOCK: tl.constex
 
 def num_parts(rows: int, features: int, columns: int, num_sms: int) -> int:
     """Parts of the inner dims, so that programs fill the SMs about three times."""
-    tiles = features // TILE_FEATURES * -(-rows // _block_rows(rows))
+    tiles = features // TILE_FEATURES * -(-rows // block_rows(rows))
     fitting = (n for n in (8, 4, 2) if columns % (n * TILE) == 0 and columns // n >= 4 * TILE)
     return next((n for n in fitting if tiles * n <= 3 * num_sms), 1)
 
 
-def _block_rows(rows: int) -> int:
+def block_rows(rows: int) -> int:
+    """Rows of a program."""
     return 16 if rows <= 16 else 32 if rows <= 32 else 64
 
 
@@ -224,12 +225,18 @@ def scaled_linear_triton(
     x: Float[Tensor, "rows columns"], matrix: ScaledMatrix
 ) -> Float[Tensor, "rows features"]:
     """See `looseleaf.ops.dense.scaled_linear`."""
-    rows, features = len(x), matrix.features
-    summands = scaled_summands_triton(x, matrix)
-    if len(summands) == 1 and summands.dtype == x.dtype:
+    return add_parts(scaled_summands_triton(x, matrix), x.dtype)
+
+
+def add_parts(
+    summands: Float[Tensor, "parts rows features"], dtype: torch.dtype
+) -> Float[Tensor, "rows features"]:
+    """The sum of ``summands``, rounded once to ``dtype``."""
+    parts, *shape = summands.shape
+    if parts == 1 and summands.dtype == dtype:
         return summands[0]
-    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
-    size, parts = rows * features, len(summands)
+    out = torch.empty(shape, dtype=dtype, device=summands.device)
+    size = out.numel()
     _add_parts_kernel[(triton.cdiv(size, 1024),)](
         summands, out, size, PARTS=parts, BLOCK=1024, enable_fp_fusion=True
     )
@@ -268,7 +275,7 @@ def launch(x: Tensor, matrix: ScaledMatrix, out: Tensor, *, chained: bool, words
 
     ``words`` are Hopper's instructions on words of codes, for bf16."""
     (rows, columns), (parts, _, features) = x.shape, out.shape
-    block_m, scales = _block_rows(rows), matrix.scales
+    block_m, scales = block_rows(rows), matrix.scales
     grid = (features // TILE_FEATURES, parts, triton.cdiv(rows, block_m))
     zeros = scales if matrix.zeros is None else matrix.zeros
     assert zeros.stride() == scales.stride(), "scales and zeros have one layout"
