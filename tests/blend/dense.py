@@ -60,6 +60,7 @@ class Pass:
     fresh: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        assert k is not None and v is not None, "every layer stores keys and values"
         at = self.positions if self.rows is None else self.positions[self.rows]
         q, k = self.blend.turn(layer, q, at), self.blend.turn(layer, k, at)
         self.queries[layer], self.fresh[layer] = q, (k, v)

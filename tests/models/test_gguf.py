@@ -22,7 +22,8 @@ from looseleaf.ops.dense.quantized_linear import beats_packed_bfloat16
 from tests.checkpoints import FAMILIES, LATENT_FAMILIES, make_model, write_checkpoint
 from tests.models.gguf_files import write_gguf
 
-CONVERTED = [f for f in FAMILIES if f not in ("phi", "mistral", "glm", "gemma4_text")]
+_SAFETENSORS = ("phi", "mistral", "glm", "gemma4_text")
+CONVERTED = [f for f in FAMILIES if f not in _SAFETENSORS]
 
 
 @pytest.fixture(autouse=True)

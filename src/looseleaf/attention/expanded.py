@@ -61,7 +61,7 @@ class ExpandingStep:
     rules: Sequence[ScoreRule]
     implementation: Implementation
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
         return self.step(layer, q, k, v)
 
     def num_expanded(self, layer: int) -> int:

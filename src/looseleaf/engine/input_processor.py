@@ -51,7 +51,7 @@ class InputProcessor:
         fuse, num_layers = request.fuse, self.model.num_layers
         if fuse:
             require_apart(request, self.model)
-        stored = self.model.num_stored_layers
+        stored = num_layers - self.model.num_kv_shared
         if fuse and fuse.selector == "deviation" and fuse.check_layers[-1] >= stored:
             of_which = "" if stored == num_layers else " that store keys and values"
             raise InvalidOption(

@@ -21,7 +21,6 @@ from looseleaf.models.layers import (
     DecoderWeights,
     ExpertBranch,
     LayerWeights,
-    Norm,
     Stream,
     add_branch,
     add_projected,
@@ -53,8 +52,8 @@ class Decoder:
             heads: Packing.create(config, config.layer_heads.index(heads), self.device)
             for heads in config.layer_heads
         }
-        self._layer_heads = [config.heads_of(n) for n in range(config.num_layers)]
-        self._packings = [packings.get(heads) for heads in self._layer_heads]
+        self._packings = [packings.get(config.heads_of(n)) for n in range(config.num_layers)]
+        self._head_counts = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
         dims = config.head_dim if config.latent is None else config.latent.query_dim
         scales = {rope: query_scale(replace(rope, head_dim=dims)) for rope in config.ropes}
         on_device = {
@@ -62,7 +61,6 @@ class Decoder:
             for rope, scale in scales.items()
         }
         self._query_scales = [on_device[config.rope_of(n)] for n in range(config.num_layers)]
-        self._num_stored = config.num_stored_layers
         self.ranks = weights.ranks
         # a chain has no place for sums over ranks
         self._chain = LayerChain.create(config, weights) if self.ranks is None else None
@@ -113,7 +111,9 @@ class Decoder:
         """
         config = self.config
         stream = Stream(self._embed(tokens))
-        inputs = self._inputs(tokens, stream.total)
+        inputs, tables = None, self.weights.inputs
+        if tables is not None:
+            inputs = layer_inputs(tokens, stream.total, tables, config)
         last = len(self.weights.layers) - 1
         if hook is None and self._chain is not None and len(tokens) <= MAX_ROWS:
             stream = Stream(self._chained(self._chain, stream.total, attend, asked))
@@ -157,11 +157,6 @@ class Decoder:
         assert k is not None and v is not None, "a layer that shares KV has none of its own"
         return k, v
 
-    def _inputs(self, tokens: Tensor, embedded: Tensor) -> Tensor | None:
-        if self.weights.inputs is None:
-            return None
-        return layer_inputs(tokens, embedded, self.weights.inputs, self.config)
-
     def _hooked(
         self, hook: LayerHook, index: int, stream: Stream, inputs: Tensor | None
     ) -> tuple[Stream, Tensor | None]:
@@ -203,10 +198,12 @@ class Decoder:
         q, k, v = self._split_heads(index, product(normed, layer.qkv))
         if last_rows is not None:
             q, normed, stream = q[last_rows], normed[last_rows], Stream(stream.total[last_rows])
-        if k is None or layer.latent is None or config.latent is None:
-            attended = self._own_values(index, attend(index, q, k, v))
-        else:
+        packing = self._packings[index]
+        if layer.latent is not None and config.latent is not None and k is not None:
             attended = attend_latents(attend, index, q, k, layer.latent, config.latent)
+        else:
+            attended = attend(index, q, k, v)
+            attended = attended.flatten(1) if packing is None else packing.unpack(attended)
         if not len(attended):
             return stream
         if self._plain:
@@ -238,11 +235,6 @@ class Decoder:
         total = total + apply_norm(Stream(mixed), branch.output_norm, config)[0]
         return add_summands(stream, total, layer.down_norm, config)
 
-    def _own_values(self, index: int, attended: Tensor) -> Tensor:
-        """The heads' outputs ``[rows, features]`` of attention over stored heads."""
-        packing = self._packings[index]
-        return attended.flatten(1) if packing is None else packing.unpack(attended)
-
     def _chained(
         self, chain: LayerChain, stream: Tensor, attend: Attend, last_rows: Tensor | None
     ) -> Tensor:
@@ -264,43 +256,48 @@ class Decoder:
         self, index: int, heads: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Queries, keys and values of fused ``heads``, normed and scaled, as they are stored; None
-        for those of a layer that stores none. With latents, queries are not mapped yet."""
-        config, layer = self.config, self.weights.layers[index]
+        for those of a layer that stores none. With latents, queries are not mapped yet, and the
+        keys are the values."""
+        rows, config, layer = heads.shape[0], self.config, self.weights.layers[index]
+        scale = self._query_scales[index]
+        if config.layer_heads:
+            return self._packed_heads(index, heads)
         if layer.latent is not None and config.latent is not None:
-            q, k = latent_heads(heads, layer.latent, config.latent, self._query_scales[index])
+            q, k = latent_heads(heads, layer.latent, config.latent, scale)
             return q, k, k
-        q, k, v = self._own_heads(index, heads)
-        if k is not None and v is not None and config.value_norm:
-            v = norm_plain(v, config.norm_eps)
-        if layer.q_norm is not None:
-            q = self._norm_heads(q, layer.q_norm)
-        if k is not None and layer.k_norm is not None:
-            k = self._norm_heads(k, layer.k_norm)
-        packing = self._packings[index]
-        if packing is not None:
-            q = packing.pack_queries(q)
-            if k is not None and v is not None:
-                k, v = packing.pack_keys(k), packing.pack_keys(v)
-        return self._scaled(index, q), k, v
-
-    def _own_heads(self, index: int, heads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The parts of fused ``heads``."""
-        own, num_heads = self._layer_heads[index], self.config.num_qo_heads
-        fused = heads.view(len(heads), -1, own.head_dim)
-        if index >= self._num_stored:
-            return fused, None, None
-        if own.tied_values:
-            q, k = fused.split_with_sizes((num_heads, own.num_kv_heads), 1)
-            return q, k, k
-        q, k, v = fused.split_with_sizes((num_heads, own.num_kv_heads, own.num_kv_heads), 1)
+        fused = heads.view(rows, sum(self._head_counts), config.head_dim)
+        q, k, v = fused.split_with_sizes(self._head_counts, 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            if config.joint_qk_norm:
+                q, k = q.flatten(1), k.flatten(1)
+            q = norm_heads(q, layer.q_norm, config.norm_eps)
+            k = norm_heads(k, layer.k_norm, config.norm_eps)
+            if config.joint_qk_norm:
+                q, k = (x.view(rows, -1, config.head_dim) for x in (q, k))
+        if scale is not None:
+            q = q * scale
         return q, k, v
 
-    def _norm_heads(self, heads: Tensor, norm: Norm) -> Tensor:
-        if not self.config.joint_qk_norm:
-            return norm_heads(heads, norm, self.config.norm_eps)
-        normed = norm_heads(heads.flatten(1), norm, self.config.norm_eps)
-        return normed.view(len(heads), -1, heads.shape[2])
-
-    def _scaled(self, index: int, q: Tensor) -> Tensor:
+    def _packed_heads(
+        self, index: int, heads: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """As `_split_heads`, of a layer with heads of its own size."""
+        config, layer = self.config, self.weights.layers[index]
+        own, packing, eps = config.layer_heads[index], self._packings[index], config.norm_eps
+        fused = heads.view(len(heads), -1, own.head_dim)
+        q, rest = fused.tensor_split([config.num_qo_heads], 1)
+        if layer.q_norm is not None:
+            q = norm_heads(q, layer.q_norm, eps)
+        if packing is not None:
+            q = packing.pack_queries(q)
         scale = self._query_scales[index]
-        return q if scale is None else q * scale
+        if scale is not None:
+            q = q * scale
+        if index >= config.num_stored_layers:
+            return q, None, None
+        k, v = (rest, rest) if own.tied_values else rest.chunk(2, 1)
+        if layer.k_norm is not None:
+            k = norm_heads(k, layer.k_norm, eps)
+        if config.value_norm:
+            v = norm_plain(v, eps)
+        return (q, k, v) if packing is None else (q, packing.pack_keys(k), packing.pack_keys(v))
