@@ -171,24 +171,31 @@ class PagedAttention:
     def step(self, rows: StepRows) -> "CpuStep | _OpsStep | ExpandingStep":
         """The attention of one step, for the model to call layer by layer; its ``reads`` are those
         of the decode rows."""
+        layer_reads, step_reads = self._read(rows.decode)
         logit_chunks = None if rows.logit_rows is None else rows.logit_chunks()
-        expanded = self._expanded(rows)
+        chunks, expanded = rows.chunks, None
+        if self.latent is not None and chunks and rows.expands:
+            expanded = self._expanded(rows, self.latent)
+            chunks = chunks if expanded is None else ()
+        step: CpuStep | _OpsStep
+        if self._cpu is not None:
+            slots, positions = rows.slots, rows.frame_positions
+            step = self._cpu.step(layer_reads, step_reads, chunks, logit_chunks, slots, positions)
+        else:
+            kept = replace(rows, chunks=chunks)
+            step = self._planned_step(kept, layer_reads, step_reads, logit_chunks)
         if expanded is None:
-            return self._step(rows, logit_chunks)
-        step = self._step(replace(rows, chunks=()), logit_chunks)
+            return step
         mode: Implementation = "cpu" if self._cpu is not None else self.implementation
-        return ExpandingStep(
-            step, step.reads, expanded, self.pool.layer, self.rotations, self.rules, mode
-        )
+        pages = self.pool.layer
+        return ExpandingStep(step, step_reads, expanded, pages, self.rotations, self.rules, mode)
 
-    def _expanded(self, rows: StepRows) -> ExpandedRows | None:
+    def _expanded(self, rows: StepRows, latent: LatentConfig) -> ExpandedRows | None:
         """The rows of chunks as rows over expanded keys, None where that does not pay.
 
         Batch-invariant steps never expand, since the choice depends on the length of a chunk."""
-        latent, chunks, kv = self.latent, rows.chunks, self.pool.kv
-        if latent is None or not rows.expands or not chunks or self.batch_invariant:
-            return None
-        if not worth_expanding(chunks, latent, self._row_dtype.itemsize, kv.device.type):
+        chunks, kv, itemsize = rows.chunks, self.pool.kv, self._row_dtype.itemsize
+        if self.batch_invariant or not worth_expanding(chunks, latent, itemsize, kv.device.type):
             return None
         # the last layer may have few queries
         layers = len(self.rules) - (rows.logit_rows is not None)
@@ -198,17 +205,15 @@ class PagedAttention:
             self.counters.gathered_keys += sum(int(chunk.positions[-1]) + 1 for chunk in chunks)
         return expanded
 
-    def _step(
-        self, rows: StepRows, logit_chunks: Sequence[PrefillChunk] | None
-    ) -> "CpuStep | _OpsStep":
-        """The attention of ``rows``; ``logit_chunks`` are the chunks of the last layer, None if it
-        has queries of every row."""
-        layer_reads, step_reads = self._read(rows.decode)
-        if self._cpu is not None:
-            slots, positions = rows.slots, rows.frame_positions
-            return self._cpu.step(
-                layer_reads, step_reads, rows.chunks, logit_chunks, slots, positions
-            )
+    def _planned_step(
+        self,
+        rows: StepRows,
+        layer_reads: Sequence[LayerReads],
+        step_reads: StepReads,
+        logit_chunks: Sequence[PrefillChunk] | None,
+    ) -> "_OpsStep":
+        """The attention of ``rows`` by plans; ``logit_chunks`` are the chunks of the last layer,
+        None if it has queries of every row."""
         layers = self._plans(layer_reads, rows.chunks)
         count_on_device(layer_reads)
         device = self.pool.kv.device

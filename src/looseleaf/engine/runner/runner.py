@@ -250,7 +250,7 @@ class Runner:
         if rows.wanted is not None and not step.sees_queries:
             last_rows = rows.asked
         # features that wrap the attention have no replays
-        expands = all(feature.replays for feature, _ in step.features)
+        expands = not step.features or all(feature.replays for feature, _ in step.features)
         paged = self.attention.step(
             StepRows(step.decode, step.chunks, slots, places, last_rows, expands)
         )

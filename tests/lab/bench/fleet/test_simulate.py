@@ -1,6 +1,7 @@
 """The simulation conserves requests, agrees with closed forms, and ranks routers as it must."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,7 +30,16 @@ def test_one_request_takes_what_its_steps_take():
     run.run([request])
     # one step of 120 new tokens, then two of one row
     assert run.first_tokens == [pytest.approx(0.01 + 120 * 1e-4 + 0.002)]
-    assert run.now == pytest.approx(0.01 + 120 * 1e-4 + 2 * 0.01)
+    assert run.now == pytest.approx(0.002 + 0.01 + 120 * 1e-4 + 2 * 0.01)
+
+
+def test_a_single_client_waits_for_nothing_but_its_own_work():
+    requests = [FleetRequest(0.0, ((1, 100),), 20, 3)] * 2
+    run = Simulation(FleetConfig(replicas=1, room=1000, clients=1), replace(COSTS, first_delay=0.5))
+    run.run(requests)
+    first, again = 0.002 + 0.01 + 120 * 1e-4, 0.002 + 0.01 + 20 * 1e-4
+    assert run.first_tokens == [pytest.approx(first + 0.5), pytest.approx(again + 0.5)]
+    assert run.now == pytest.approx(first + again + 2 * 2 * 0.01)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,125 +1,210 @@
-"""The same requests at real servers, and the costs of the simulation as measured there."""
+"""The same requests at real servers, in a closed loop of clients or at their times of arrival."""
 
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
+from types import MappingProxyType
 
-import httpx
+import aiohttp
 import numpy as np
 
+from looseleaf.errors import LooseleafError
 from looseleaf_lab.bench.endpoint.workload import words
-from looseleaf_lab.bench.fleet.costs import Costs
 from looseleaf_lab.bench.fleet.requests import FleetRequest
 from looseleaf_lab.bench.results import Row
 
-MODEL = "looseleaf-reference"
-_SAMPLES = 12
+_GIVE_UP_SECONDS = 600.0
+_PAUSE_SECONDS = 0.2
+_BUSY = (429, 503)
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One real request: seconds to the first token and to the end, and its document tokens."""
+    """One real request. Times are in seconds from its first attempt.
 
-    server: str
+    ``queued``, ``engine_first`` and ``engine_total`` are the engine's own times of the answer.
+    ``lost`` attempts had begun when their replica or the proxy ended, ``refused`` ones had not."""
+
     first_token: float
     total: float
     tokens: int
     computed: int
+    text_tokens: int
+    queued: float
+    engine_first: float
+    engine_total: float
+    answer: str
+    lost: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Real texts for the numbers of documents; ``words_per_token`` is the tokenizer's."""
+    """Real texts for the numbers of documents; ``words_per_token`` is the tokenizer's.
 
+    With ``questions``, requests repeat that many questions, else each has its own."""
+
+    model: str
     words_per_token: float
-    salt: str = ""
+    questions: int | None = None
+    _documents: dict[int, str] = field(default_factory=dict)
 
-    def body(self, request: FleetRequest, number: int) -> dict[str, object]:
-        """The chat of a request."""
-        documents = [
-            {"text": words(f"{self.salt}{name}", round(tokens * self.words_per_token))}
-            for name, tokens in request.documents
-        ]
-        question = words(f"question {number}", round(request.text_tokens * self.words_per_token))
-        return {
-            "model": MODEL,
+    def question(self, number: int) -> int:
+        """The number of a request's question."""
+        return number if self.questions is None else number % self.questions
+
+    def body(self, request: FleetRequest, number: int) -> bytes:
+        """The chat of a request, as JSON."""
+        question = words(
+            f"question {self.question(number)}", round(request.text_tokens * self.words_per_token)
+        )
+        content = {
+            "model": self.model,
             "messages": [{"role": "user", "content": question}],
-            "documents": documents,
+            "documents": [{"text": self._document(*pair)} for pair in request.documents],
             "temperature": 0,
             "max_tokens": request.output_tokens,
             "ignore_eos": True,
             "stream": True,
         }
+        return json.dumps(content).encode()
+
+    def _document(self, number: int, tokens: int) -> str:
+        if number not in self._documents:
+            self._documents[number] = words(number, round(tokens * self.words_per_token))
+        return self._documents[number]
 
 
-async def ask(client: httpx.AsyncClient, url: str, body: object) -> Timed:
-    """Send one request and read its stream. Raises httpx's errors."""
-    begin, first = time.perf_counter(), 0.0
+class _Lost(Exception):
+    """The answer had begun, or the request was sent, when the connection or the replica ended."""
+
+
+class _Refused(Exception):
+    """The request was not accepted."""
+
+
+async def ask(session: aiohttp.ClientSession, url: str, body: bytes) -> Timed:
+    """Send a request until it is answered, and read its stream.
+
+    Raises LooseleafError for errors that no second attempt mends."""
+    begin, lost, refused = time.perf_counter(), 0, 0
+    while time.perf_counter() < begin + _GIVE_UP_SECONDS:
+        try:
+            return await _attempt(session, url, body, begin, lost, refused)
+        except _Lost:
+            lost += 1
+        except _Refused:
+            refused += 1
+        await asyncio.sleep(_PAUSE_SECONDS)
+    raise LooseleafError(
+        f"a request was lost {lost} times and refused {refused} times in {_GIVE_UP_SECONDS:g} s"
+    )
+
+
+async def _attempt(
+    session: aiohttp.ClientSession, url: str, body: bytes, begin: float, lost: int, refused: int
+) -> Timed:
+    first, answer = 0.0, ""
     report: dict[str, object] = {}
-    async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[6:])
-            report = event.get("looseleaf", report)
-            delta = event["choices"][0]["delta"] if event.get("choices") else {}
-            if not first and delta.get("content"):
-                first = time.perf_counter() - begin
-    total = time.perf_counter() - begin
-    computed, reused = report["document_tokens_computed"], report["document_tokens_reused"]
-    assert isinstance(computed, int) and isinstance(reused, int)
-    return Timed(url, first or total, total, computed + reused, computed)
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with session.post(
+            f"{url}/v1/chat/completions", data=body, headers=headers
+        ) as response:
+            if response.status in _BUSY:
+                raise _Refused
+            if response.status != 200:
+                text = await response.text()
+                raise LooseleafError(f"status {response.status}: {text[:300]}")
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise _Lost
+                report = event.get("looseleaf", report)
+                delta = event["choices"][0]["delta"] if event.get("choices") else {}
+                if content := delta.get("content"):
+                    first = first or time.perf_counter() - begin
+                    answer += content
+    except aiohttp.ClientConnectorError as error:
+        raise _Refused from error
+    except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError) as error:
+        # a stream may end within a line
+        raise _Lost from error
+    if not report:
+        raise _Lost
+    return _timed(report, first, time.perf_counter() - begin, answer, lost, refused)
 
 
-async def calibrate(proxy: str, server: str, texts: Texts, request: FleetRequest) -> Costs:
-    """The costs of a server, from requests one at a time."""
-    texts = replace(texts, salt="calibration ")
-    async with httpx.AsyncClient(timeout=60) as client:
+def _timed(
+    report: dict[str, object], first: float, total: float, answer: str, lost: int, refused: int
+) -> Timed:
+    def number(name: str) -> int:
+        value = report[name]
+        assert isinstance(value, int)
+        return value
 
-        async def median(url: str, first: int, field: str) -> float:
-            values = []
-            for number in range(first, first + _SAMPLES):
-                documents = tuple((number, tokens) for _, tokens in request.documents[:1])
-                body = texts.body(replace(request, documents=documents), number)
-                values.append(float(getattr(await ask(client, url, body), field)))
-            return float(np.median(values))
-
-        # the first ones load code
-        await median(server, -_SAMPLES, "total")
-        tokens = await median(server, 1000, "tokens")
-        computed = await median(server, 2000, "first_token")
-        cached = await median(server, 2000, "first_token")
-        total = await median(server, 2000, "total")
-        await median(proxy, 3000, "total")
-        behind = await median(proxy, 3000, "first_token")
-    row = max(1e-4, (total - cached) / max(1, request.output_tokens - 1))
-    prefill = max(1e-7, (computed - cached) / tokens)
-    step = max(1e-4, cached - prefill * request.text_tokens)
-    # a step with one row costs what decoding takes; the rest of a cached first token is outside
-    inside = min(step, row)
-    overhead = max(0.0, behind - cached) + step - inside
-    return Costs(
-        step=inside, prefill=prefill, row=1e-5, overhead=overhead, step_tokens=2048, cores=2
+    times = report["times"]
+    assert isinstance(times, dict)
+    computed, reused = number("document_tokens_computed"), number("document_tokens_reused")
+    return Timed(
+        first or total,
+        total,
+        computed + reused,
+        computed,
+        number("text_tokens") - number("text_tokens_cached"),
+        times["queued"],
+        times["first_token"],
+        times["total"],
+        answer,
+        lost,
+        refused,
     )
 
 
 async def replay(
-    requests: Sequence[FleetRequest], urls: Iterator[str], texts: Texts
+    requests: Iterable[tuple[int, FleetRequest]],
+    urls: Iterator[str],
+    texts: Texts,
+    clients: int | None = None,
+    interrupts: Mapping[int, Callable[[], None]] = MappingProxyType({}),
 ) -> list[Timed]:
-    """All requests at their times of arrival, each at the next of ``urls``."""
-    limits = httpx.Limits(max_connections=512)
-    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+    """The times of numbered requests by number, each at the next of ``urls``.
+
+    ``clients`` send one request after another; None sends each at its time of arrival.
+    ``interrupts`` are called in a thread after as many answers."""
+    times: dict[int, Timed] = {}
+    queue = iter(requests)
+    running = []
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         begin = time.perf_counter()
 
-        async def one(number: int, request: FleetRequest) -> Timed:
-            await asyncio.sleep(max(0.0, begin + request.arrival - time.perf_counter()))
-            return await ask(client, next(urls), texts.body(request, number))
+        async def one(number: int, request: FleetRequest) -> None:
+            times[number] = await ask(session, next(urls), texts.body(request, number))
+            if len(times) in interrupts:
+                act = interrupts[len(times)]
+                running.append(asyncio.create_task(asyncio.to_thread(act)))
 
-        return list(await asyncio.gather(*(one(n, r) for n, r in enumerate(requests))))
+        async def at_arrival(number: int, request: FleetRequest) -> None:
+            await asyncio.sleep(max(0.0, begin + request.arrival - time.perf_counter()))
+            await one(number, request)
+
+        async def client() -> None:
+            for number, request in queue:
+                await one(number, request)
+
+        if clients is None:
+            await asyncio.gather(*(at_arrival(n, r) for n, r in queue))
+        else:
+            await asyncio.gather(*(client() for _ in range(clients)))
+        await asyncio.gather(*running)
+    return [times[number] for number in sorted(times)]
 
 
 def behind(proxy: str) -> Iterator[str]:
@@ -127,7 +212,15 @@ def behind(proxy: str) -> Iterator[str]:
     return repeat(proxy)
 
 
-def figures(policy: str, replicas: int, times: Sequence[Timed], loads: Sequence[int]) -> Row:
+def in_turn(urls: Sequence[str]) -> Iterator[str]:
+    """The servers in turn, for ever."""
+    while True:
+        yield from urls
+
+
+def figures(
+    policy: str, replicas: int, times: Sequence[Timed], loads: Sequence[int], wrong: int = 0
+) -> Row:
     """The figures of a real run, of which the first fifth fills the pools."""
     steady = [entry.first_token for entry in times[len(times) // 5 :]]
     tokens, computed = sum(t.tokens for t in times), sum(t.computed for t in times)
@@ -142,4 +235,7 @@ def figures(policy: str, replicas: int, times: Sequence[Timed], loads: Sequence[
         "load_over_mean": max(loads) * len(loads) / max(1, sum(loads)),
         "gb_moved": 0.0,
         "dollars_per_million": 0.0,
+        "lost": sum(t.lost for t in times),
+        "refused": sum(t.refused for t in times),
+        "wrong": wrong,
     }

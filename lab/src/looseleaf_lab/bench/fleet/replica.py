@@ -1,10 +1,15 @@
-"""A simulated replica: steps of continuous batching, and a pool of documents with LRU eviction."""
+"""A simulated replica: steps of continuous batching, and a pool with LRU eviction.
+
+The pool holds documents, and also the texts of requests, which a later request may begin with."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from looseleaf_lab.bench.fleet.costs import Costs
 from looseleaf_lab.bench.fleet.requests import FleetRequest
+
+PAGE = 16
+"""Tokens of a page, the unit of the pool."""
 
 
 @dataclass(eq=False)
@@ -19,12 +24,13 @@ class Running:
     awaits: set[int]
     ready_at: float
     output_left: int
+    begin: float
     first_token: float | None = None
 
 
 @dataclass(eq=False)
 class Replica:
-    """One replica with room for ``room`` tokens of documents."""
+    """One replica with room for ``room`` tokens. Keys of the pool are documents if not negative."""
 
     name: str
     costs: Costs
@@ -39,9 +45,13 @@ class Replica:
     document_tokens: int = 0
     computed_tokens: int = 0
     loaded_tokens: int = 0
+    _texts: int = 0
 
-    def admit(self, request: FleetRequest, now: float, tier: set[int] | None) -> Running:
-        """Begin a request: find its documents in the pool, in the ``tier``, or compute them."""
+    def admit(
+        self, request: FleetRequest, begin: float, now: float, tier: set[int] | None
+    ) -> Running:
+        """Admit a request that began at ``begin``: its documents are in the pool, in the ``tier``,
+        or new."""
         owned, awaits, pending, ready = list[int](), set[int](), request.text_tokens, now
         for document, tokens in request.documents:
             self.document_tokens += tokens
@@ -58,7 +68,7 @@ class Replica:
                 self.computing.add(document)
                 pending += tokens
                 self.computed_tokens += tokens
-        running = Running(request, pending, owned, awaits, ready, request.output_tokens)
+        running = Running(request, pending, owned, awaits, ready, request.output_tokens, begin)
         self.requests += 1
         self.waiting.append(running)
         return running
@@ -78,7 +88,7 @@ class Replica:
         if not chunks and not rows:
             return None
         new = sum(tokens for _, tokens in chunks)
-        return self.costs.step_seconds(new, rows + len(chunks), busy), chunks
+        return self.costs.step_seconds(new, len(chunks), rows + len(chunks), busy), chunks
 
     def end_step(
         self, now: float, chunks: list[tuple[Running, int]], tier: set[int] | None
@@ -102,6 +112,10 @@ class Replica:
             if running.first_token is not None and running.output_left <= 0:
                 self.active.remove(running)
                 ended.append(running)
+                text = running.request.text_tokens // PAGE * PAGE
+                if text:
+                    self._texts += 1
+                    self._insert(-self._texts, text)
         return ended
 
     def next_ready(self) -> float | None:
@@ -109,9 +123,14 @@ class Replica:
         times = [r.ready_at for r in self.active if r.first_token is None]
         return min(times, default=None)
 
-    def _insert(self, document: int, tokens: int) -> None:
-        self.pool[document] = tokens
-        self.used += tokens
+    def documents(self) -> dict[str, int]:
+        """The tokens of the documents in the pool, as a report to a router."""
+        return {str(key): tokens for key, tokens in self.pool.items() if key >= 0}
+
+    def _insert(self, key: int, tokens: int) -> None:
+        whole = -(-tokens // PAGE) * PAGE
+        self.pool[key] = whole
+        self.used += whole
         while self.used > self.room and len(self.pool) > 1:
             _, oldest = self.pool.popitem(last=False)
             self.used -= oldest

@@ -3,9 +3,9 @@
 Replicas are chosen by the product's own `looseleaf.router`, with reports that lag as in a fleet."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -24,14 +24,17 @@ replica with the room, and the speed, of all."""
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """``replicas`` with room for ``room`` tokens of documents each. ``shared`` adds a tier that
-    keeps every document. Replicas report after ``report_seconds``."""
+    """``replicas`` with room for ``room`` tokens each, in whole pages. ``shared`` adds a tier that
+    keeps every document. Replicas report after ``report_seconds``.
+
+    ``clients`` send one request after another, without regard to the times of arrival."""
 
     replicas: int = 3
     room: int = 60 * 512
     shared: bool = False
     policy: Policy = "documents"
     report_seconds: float = 1.0
+    clients: int | None = None
     limits: LoadLimits = field(default_factory=LoadLimits)
 
 
@@ -49,15 +52,20 @@ class Simulation:
         self.tier: set[int] | None = set() if config.shared else None
         self._router = Router(lambda: self.now, config.limits)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order, self._turn, self._left = count(), 0, 0
+        self._order, self._turn, self._left, self._outside = count(), 0, 0, 0
+        self._queue: Iterator[FleetRequest] = iter(())
         self.first_tokens: list[float] = []
         self.written_tokens = 0
 
     def run(self, requests: Sequence[FleetRequest]) -> Row:
         """The figures of the last four fifths of the requests; the first fifth fills the pools."""
         self._left = len(requests)
-        for request in requests:
-            self._at(request.arrival, self._arrival(request))
+        self._queue = iter(requests)
+        if self.config.clients is None:
+            for request in self._queue:
+                self._at(request.arrival, self._arrival(request))
+        for request in islice(self._queue, self.config.clients):
+            self._at(0.0, self._arrival(request))
         if self.config.policy == "documents":
             self._at(0.0, self._report)
         while self._events and self._left:
@@ -71,12 +79,28 @@ class Simulation:
     def _arrival(self, request: FleetRequest) -> Callable[[], None]:
         def act() -> None:
             affinity = Affinity(tuple((str(n), tokens) for n, tokens in request.documents))
-            replica = self._choose(affinity)
+            replica, begin = self._choose(affinity), self.now
             self._router.begin(replica.name, affinity)
-            replica.admit(request, self.now, self.tier)
-            self._wake(replica)
+            self._spend(self.costs.overhead, lambda: self._admit(replica, request, begin))
 
         return act
+
+    def _admit(self, replica: Replica, request: FleetRequest, begin: float) -> None:
+        replica.admit(request, begin, self.now, self.tier)
+        self._wake(replica)
+
+    def _spend(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call ``act`` after work outside of the engines."""
+        self._outside += 1
+
+        def end() -> None:
+            self._outside -= 1
+            act()
+
+        self._at(self.now + seconds * self.costs.share(self._busy()), end)
+
+    def _busy(self) -> int:
+        return self._outside + sum(replica.stepping for replica in self.replicas)
 
     def _choose(self, affinity: Affinity) -> Replica:
         policy = self.config.policy
@@ -88,14 +112,13 @@ class Simulation:
 
     def _report(self) -> None:
         for replica in self.replicas:
-            self._router.report(replica.name, {str(n): t for n, t in replica.pool.items()})
+            self._router.report(replica.name, replica.documents())
         self._at(self.now + self.config.report_seconds, self._report)
 
     def _wake(self, replica: Replica) -> None:
         if replica.stepping:
             return
-        busy = 1 + sum(other.stepping for other in self.replicas)
-        step = replica.begin_step(self.now, busy)
+        step = replica.begin_step(self.now, 1 + self._busy())
         if step is None:
             moment = replica.next_ready()
             if moment is not None and moment > self.now:
@@ -111,8 +134,11 @@ class Simulation:
             self._router.end(replica.name)
             self._left -= 1
             assert running.first_token is not None
-            waited = running.first_token - running.request.arrival
-            self.first_tokens.append(waited + self.costs.overhead)
+            delay = self.costs.first_delay
+            self.first_tokens.append(running.first_token - running.begin + delay)
+            following = next(self._queue, None)
+            if following is not None:
+                self._at(self.now, self._arrival(following))
         if self.tier is not None:
             self.written_tokens += sum(
                 tokens
@@ -142,6 +168,9 @@ class Simulation:
             "load_over_mean": max(loads) * len(loads) / max(1, sum(loads)),
             "gb_moved": (loaded + self.written_tokens) * self.costs.bytes_per_token / 1e9,
             "dollars_per_million": 1e6 * dollars / max(1, tokens),
+            "lost": 0,
+            "refused": 0,
+            "wrong": 0,
         }
 
 
