@@ -12,6 +12,7 @@ from torch import Tensor
 
 from looseleaf.config import EngineConfig, ModelConfig, Quantize
 from looseleaf.engine.engine import Engine
+from looseleaf.errors import InvalidOption
 from looseleaf.llm.load import LoadedModel, make_engine, reference_model
 from looseleaf.models import Decoder, Tokenizer
 from looseleaf.models.checkpoint.expert_tensors import padded_router
