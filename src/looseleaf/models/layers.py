@@ -315,7 +315,7 @@ def apply_gated(normed: Tensor, gate_up: Projection, config: ModelConfig) -> Ten
         return silu_mul(hidden)
     if config.activation == "swigluoai":
         return swigluoai(hidden, config.swiglu_alpha, config.swiglu_limit)
-    activate = activation_of(config)
+    activate = _ACTIVATIONS[config.activation]
     if not config.gated_mlp:
         return activate(hidden)
     gate, up = hidden.chunk(2, -1)
