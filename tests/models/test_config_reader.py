@@ -234,7 +234,7 @@ def test_an_unknown_family_names_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"rope_type": "proportional"}}, "RoPE law 'proportional'"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "RoPE law 'spiral'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layers"),
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
