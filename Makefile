@@ -67,7 +67,7 @@ $(SMOLLM2): | $(BIN)/python
 demo-real: $(VENV)/.runtime $(MODEL)
 	$(BIN)/python examples/demo.py $(MODEL)
 
-test-real: $(VENV)/.test $(SMOLLM2)
+test-real: $(VENV)/.dev $(SMOLLM2)
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest tests/real
 
 # clients bring packages of their own and no PyTorch, so they have an environment of their own
