@@ -99,8 +99,8 @@ def test_rows_over_expanded_keys_are_rows_over_latents(
 ) -> None:
     step = mixed_step(patched=shape is SHAPE)
     expected = outputs(shape, step, "reference", expands=False)
-    found = outputs(shape, step, implementation, expands=True)
-    for each, other in zip(found, expected, strict=True):
+    actual = outputs(shape, step, implementation, expands=True)
+    for each, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-5)
 
 

@@ -42,6 +42,6 @@ def test_expanded_keys_answer_as_latents(
     """Also for documents at other offsets, and tokens that are computed again."""
     # with the small rank of other tests, latents are cheaper
     folder = make_checkpoint(tmp_path, family, kv_lora_rank=256)
-    found, expected = (answers(folder, expands=e, fuse=fuse, **options) for e in (True, False))
-    for each, other in zip(found, expected, strict=True):
+    actual, expected = (answers(folder, expands=e, fuse=fuse, **options) for e in (True, False))
+    for each, other in zip(actual, expected, strict=True):
         assert worst(each, other) <= TOLERANCE

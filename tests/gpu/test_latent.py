@@ -181,7 +181,7 @@ def test_long_prompts_over_expanded_keys_answer_as_over_latents(tmp_path, family
     documents = [Document("The archive stands in Quorin. " * n, name=f"d{n}") for n in (20, 30)]
     prompt = ["Notes. ", *documents, "Mira Tolland keeps the keys of the archive. " * 45]
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
-    found = []
+    logprobs = []
     for expands in (True, False):
         options = {"max_num_batched_tokens": 4096, "step_ms": 0.0}
         with LLM(folder, dtype="float32", device="cuda", num_pages=512, **options) as llm:
@@ -190,8 +190,8 @@ def test_long_prompts_over_expanded_keys_answer_as_over_latents(tmp_path, family
                 attention.latent = None
             output = llm.generate([prompt], params, **policy)[0]
             assert bool(attention.counters.gathered_keys) is expands
-        found.append([entry[0].logprob for entry in output.outputs[0].logprobs])
-    assert found[0] == pytest.approx(found[1], abs=1e-3)
+        logprobs.append([entry[0].logprob for entry in output.outputs[0].logprobs])
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-3)
 
 
 def test_documents_in_e4m3_pages_of_the_host_tier_answer_as_from_the_pool(tmp_path):

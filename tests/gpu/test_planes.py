@@ -108,9 +108,9 @@ def test_a_file_stays_in_its_bits_and_answers_as_its_values(tmp_path: Path, kind
         llm.engine.check()
 
 
-def _assert_agree(one: RequestOutput, other: RequestOutput) -> None:
+def _assert_agree(output: RequestOutput, other: RequestOutput) -> None:
     """Equal log-probabilities up to the first other token."""
-    for first, second in zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+    for first, second in zip(output.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
         assert first[0].logprob == pytest.approx(second[0].logprob, abs=0.1)
         if first[0].token_id != second[0].token_id:
             break

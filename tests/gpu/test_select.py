@@ -153,9 +153,9 @@ def test_a_policy_on_the_gpu_chooses_what_it_does_on_the_cpu(policy: str) -> Non
     mine, _ = answers(True, [{"select": select}] * 3)
     llm = LLM(dtype="float32", device="cpu", num_pages=512)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-    others = llm.generate(PROMPTS, params, select=select)
-    assert [tokens for tokens, _ in mine] == [o.token_ids for o in others]
-    assert all(o.select is not None and o.select.chosen_steps for o in others)
+    outputs = llm.generate(PROMPTS, params, select=select)
+    assert [tokens for tokens, _ in mine] == [o.token_ids for o in outputs]
+    assert all(o.select is not None and o.select.chosen_steps for o in outputs)
 
 
 BY_TENSORS = [
@@ -181,8 +181,8 @@ def test_layers_that_share_a_choice_replay_with_the_answers_of_the_cpu(select: S
     assert_alike(mine, answers(False, [{"select": select}] * 3)[0])
     llm = LLM(dtype="float32", device="cpu", num_pages=512)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-    others = llm.generate(PROMPTS, params, select=select)
-    assert [tokens for tokens, _ in mine] == [o.token_ids for o in others]
+    outputs = llm.generate(PROMPTS, params, select=select)
+    assert [tokens for tokens, _ in mine] == [o.token_ids for o in outputs]
     # anchors at every layer have the answers of a choice in each
     own, every = (replace(select, anchors=anchors) for anchors in (None, tuple(range(8))))
     assert answers(True, [{"select": every}] * 3)[0] == answers(True, [{"select": own}] * 3)[0]

@@ -308,13 +308,13 @@ def compiled_planes() -> Iterator[Compiled]:
     cases = ("Q4_0", 1, torch.bfloat16), ("Q5_1", 64, torch.bfloat16), ("Q8_0", 1, torch.float16)
     blocks = ("Q4_K", 1, torch.bfloat16), ("Q6_K", 64, torch.bfloat16)
     numbers = torch.zeros(2, dtype=torch.int64)
-    with compiling(_plane_linear_kernel, _dequantize_planes_kernel) as found:
+    with compiling(_plane_linear_kernel, _dequantize_planes_kernel) as kernels:
         for name, rows, dtype in (*cases, *blocks):
             planes = split_planes(random_blocks(name, 64, 512), torch.device("cpu"))
             x, out = torch.zeros(rows, 512, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
             launch_planes(x, planes, out, chained=True)
             dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
-    yield from found
+    yield from kernels
 
 
 def compiled_experts() -> Iterator[Compiled]:

@@ -96,9 +96,9 @@ def test_rows_whose_dense_layers_differ_share_a_batch(
 ) -> None:
     """The anchor's list does not have all rows of the layers that read its choice."""
     stage = Stage.of(recipe, implementation=path, rules=(RULE,) * 4)
-    some = make("quest", FEW, anchors=(1,), dense_layers=frozenset({0}))
-    others = make("quest", FEW, dense_layers=frozenset({0, 1, 2}))
-    rows = stage.selecting([(some, others)[n % 2] for n in range(len(stage.rows))])
+    sharing = make("quest", FEW, anchors=(1,), dense_layers=frozenset({0}))
+    apart = make("quest", FEW, dense_layers=frozenset({0, 1, 2}))
+    rows = stage.selecting([(sharing, apart)[n % 2] for n in range(len(stage.rows))])
     together = stage.answer(rows)
     for index, row in enumerate(rows):
         assert torch.allclose(stage.answer([row])[:, 0], together[:, index], atol=1e-5)

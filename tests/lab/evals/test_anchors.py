@@ -27,8 +27,8 @@ def test_anchors_lose_no_more_than_any_others() -> None:
 
     for count in (1, 2, 3, 6):
         each = [(1, *rest) for rest in combinations(layers[1:], count - 1)]
-        found = best_anchors(losses, layers, count)
-        assert found in each and total(found) == pytest.approx(min(map(total, each)))
+        best = best_anchors(losses, layers, count)
+        assert best in each and total(best) == pytest.approx(min(map(total, each)))
 
 
 def test_a_choice_of_its_own_loses_nothing_and_dense_layers_have_no_figure() -> None:
@@ -58,12 +58,12 @@ def test_the_command_adds_anchors_to_the_policy_file(tmp_path: Path) -> None:
     model = LLM(reference_model("causal"), device="cpu").engine.runner.model.config
     PolicyFile.of(model, None, ("Some text.",)).write(path)
     flags += ["--file", str(questions), "--save", str(path)]
-    done = CliRunner().invoke(calibrate, flags, catch_exceptions=False)
+    result = CliRunner().invoke(calibrate, flags, catch_exceptions=False)
     policy = PolicyFile.read(path)
     assert policy.primer == ("Some text.",)
     if policy.anchors is None:
-        assert "every layer chooses" in done.output
+        assert "every layer chooses" in result.output
     else:
         assert policy.anchors[0] == 2 and policy.measured["anchors"]["questions"] == 1
-        assert f"layers {' '.join(map(str, policy.anchors))} choose" in done.output
+        assert f"layers {' '.join(map(str, policy.anchors))} choose" in result.output
     LLM(reference_model("causal"), device="cpu", policy=str(path)).engine.close()

@@ -413,7 +413,7 @@ def _project(x: Tensor, projection: Projection) -> Tensor:
 
 
 def _norm_latent(x: Tensor, norm: Norm) -> Tensor:
-    # every published checkpoint has this epsilon here, whatever its rms_norm_eps says
+    # norms of latents have this epsilon in Transformers, not rms_norm_eps
     weight = norm.weight.to(x.dtype)
     return functional.rms_norm(x, weight.shape, weight, 1e-6)
 

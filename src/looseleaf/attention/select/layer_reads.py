@@ -75,9 +75,9 @@ class LayerReads:
     """The reads of a layer: rows as the work list has them, and the rows with joined states.
 
     ``key`` marks the choosing rows of the step, and the window of a layer where layers share
-    choices; it is empty if none chooses. ``selected`` are these
-    rows by policy, ``joining`` all rows with joined states. With ``together`` the work list of an
-    anchor layer serves the layers that read its choice.
+    choices; it is empty if none chooses. ``selected`` are these rows by policy, ``joining`` all
+    rows with joined states. With ``together`` the work list of an anchor layer serves the layers
+    that read its choice.
     """
 
     key: tuple[bool, ...]

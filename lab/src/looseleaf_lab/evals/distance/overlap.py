@@ -58,7 +58,7 @@ class OverlapPolicy(PagePolicy):
         self, layer: int, q: Float[Tensor, "rows qo_heads head_dim"], candidates: Candidates
     ) -> Choice:
         """The base's choice, compared with those of earlier layers."""
-        if self._choices and layer <= max(self._choices):
+        if not self._choices or layer <= max(self._choices):
             self._choices, self.rows = {}, self.rows + len(q)
         choice = self.base.choose(layer, q, candidates)
         self._choices[layer] = choice
@@ -70,7 +70,7 @@ class OverlapPolicy(PagePolicy):
     def losses(self) -> Losses:
         """The mean loss of every pair, nan where no row chose."""
         own = np.diag(self.mass)
-        losses = (own[None, :] - self.mass) / max(1, self.rows + 1)
+        losses = (own[None, :] - self.mass) / max(1, self.rows)
         losses[:, own == 0] = np.nan
         losses[own == 0] = np.nan
         return losses
