@@ -93,7 +93,8 @@ def test_prefill_attends_within_the_budget(variant):
             scene.slot_positions, "triton",
         )  # fmt: skip
     truth, plain = dense_attention(scene), plain_attention(scene)
-    assert_state_within_budget(with_values(scene, actual), truth, plain, scene.shape.dtype)
+    # sums of 576 products in another order
+    assert_state_within_budget(with_values(scene, actual), truth, plain, scene.shape.dtype, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

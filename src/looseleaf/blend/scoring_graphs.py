@@ -59,6 +59,11 @@ class ScoringGraphs(PassGraphs):
         """Passes captured so far."""
         return super().num_captured + len(self._watching)
 
+    def clear(self) -> None:
+        """Free all graphs; no pass may be in flight."""
+        super().clear()
+        self._watching.clear()
+
     def received(
         self,
         table: IntArray,
@@ -122,7 +127,7 @@ class ScoringGraphs(PassGraphs):
         buffer, watched = SpanBuffer(key.rows, device), SpanBuffer(key.watched, device)
         weight = torch.zeros(key.rows.rows, dtype=torch.float32, device=device)
         before = torch.zeros(key.rows.rows, dtype=torch.int32, device=device)
-        hook = None if key.depth == self.model.config.num_layers else no_rows
+        hook = None if key.depth == self.model.num_layers else no_rows
 
         def run(within: Within) -> Tensor:
             for numbers in (self._rows, buffer, watched):

@@ -157,6 +157,7 @@ class Engine:
             tiering=self.tiering,
             pool=parts.runner.pool,
             sandboxes=self.sandboxes,
+            graphs=parts.runner.captures,
             events=self._events,
         )
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn, ParamSpec
+from typing import NoReturn, ParamSpec, Protocol
 
 import torch
 
@@ -20,6 +20,14 @@ from looseleaf.kv.pool import PagePool
 from looseleaf.sandbox import Sandbox
 
 P = ParamSpec("P")
+
+
+class HasGraphs(Protocol):
+    """An owner of captured graphs."""
+
+    def clear(self) -> None:
+        """Free all graphs."""
+        ...
 
 
 class ForkGuard:
@@ -84,6 +92,7 @@ def close(
     tiering: Tiering,
     pool: PagePool,
     sandboxes: Sequence[Sandbox],
+    graphs: Sequence[HasGraphs],
     events: KvEvents | None = None,
 ) -> None:
     """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
@@ -109,4 +118,7 @@ def close(
             if tiering.tiers is None:
                 pool.release_memory()
     if ranks is not None:
+        # NCCL ends only after all graphs with its operations
+        for captured in graphs:
+            captured.clear()
         ranks.close()

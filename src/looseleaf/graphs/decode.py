@@ -126,6 +126,10 @@ class StepGraphs:
         """Steps captured so far."""
         return len(self._graphs)
 
+    def clear(self) -> None:
+        """Free all graphs; no step may be in flight."""
+        self._graphs.clear()
+
     def run(
         self,
         rows: RowInputs,

@@ -74,6 +74,10 @@ class PassGraphs:
         """Passes captured so far."""
         return len(self._passes)
 
+    def clear(self) -> None:
+        """Free all graphs; no pass may be in flight."""
+        self._passes.clear()
+
     def sooner(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Whether a step of plain ``chunks`` is faster as a pass than by a work list.
 
@@ -166,7 +170,7 @@ class PassGraphs:
             buffer.fetch()
             return self._forward(buffer, key.enters, within)
 
-        return self._cut(run, self.model.config.num_layers, buffer)
+        return self._cut(run, self.model.num_layers, buffer)
 
     def _cut(self, run: Callable[[Within], Tensor], depth: int, buffer: SpanBuffer) -> Pass:
         """Capture ``run``, a pass through the first ``depth`` layers, in pieces."""

@@ -92,6 +92,11 @@ class Decoder:
         short.weights = replace(self.weights, layers=self.weights.layers[:count])
         return short
 
+    @property
+    def num_layers(self) -> int:
+        """The number of layers of a pass."""
+        return len(self.weights.layers)
+
     @torch.inference_mode()
     def forward(
         self,

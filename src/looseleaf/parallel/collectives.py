@@ -5,6 +5,7 @@ the same bits."""
 
 import logging
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,8 @@ from looseleaf.errors import InvalidOption
 from looseleaf.parallel.peer_sums import PeerSums
 
 _STORE = "store"
+# time limit for NCCL to end; its graphs may end later
+_ABORT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -82,6 +85,14 @@ class ProcessGroup:
 
 class NcclGroup(ProcessGroup):
     """Collectives of NCCL on the current stream, which graphs capture."""
+
+    def close(self) -> None:
+        """End the group, in a thread that goes on after the time limit.
+
+        NCCL unblocks its kernels first, and then waits for the end of graphs that captured it."""
+        thread = threading.Thread(target=self._group.abort, name="looseleaf-nccl", daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
 
     def gather(self, part: Tensor) -> Tensor:
         part, options = part.contiguous(), AllgatherOptions()

@@ -141,10 +141,14 @@ class Runner:
         return BreakEven.of(costs, pool.kv.shape[3], pool.page_size)
 
     @property
+    def captures(self) -> list[StepGraphs | ScoringGraphs]:
+        """The owners of captured graphs."""
+        return [graphs for graphs in (self.graphs, self.passes) if graphs is not None]
+
+    @property
     def num_graphs(self) -> int:
         """Graphs captured so far."""
-        captures = (self.graphs, self.passes)
-        return sum(graphs.num_captured for graphs in captures if graphs is not None)
+        return sum(graphs.num_captured for graphs in self.captures)
 
     @property
     def replayed_rows(self) -> int | None:

@@ -7,6 +7,7 @@ rows and free pages, so it changes no cached keys."""
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -139,9 +140,10 @@ def _launch_passes(
             return likeliest(model.logits(model.forward(tokens, step, asked=last_row)))
 
         launches: Launches = []
-        for spans in ((whole,), replaced):
+        expanding = (False,) if attention.latent is None else (False, True)
+        for spans, expands in product(((whole,), replaced), expanding):
             chunk = PrefillChunk(range(rows), spans)
-            step = StepRows([], [chunk], slots, at, [rows - 1])
+            step = StepRows([], [chunk], slots, at, [rows - 1], expands=expands)
             launches.append(partial(read, attention.step(step)))
         if on_gpu:
             numbers = [rows, min(rows, _SHORT[0])]
@@ -204,7 +206,7 @@ def _span_launches(
 
 def _passes(model: Decoder, passes: ScoringGraphs, page_size: int) -> list[Job]:
     """Captures of passes that blend, wait for loads, read cached text, or score tokens."""
-    depth = model.config.num_layers
+    depth = model.num_layers
     question = _pass(0, page_size)
     spans = question.spans[:_DOCUMENTS]
     starts = [_DOCUMENTS * _DOCUMENT_TOKENS] * _QUESTION
