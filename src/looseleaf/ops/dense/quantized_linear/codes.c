@@ -63,18 +63,20 @@ static void prepare_row(const row_t *x, int64_t row, int64_t chunks, Activations
     }
 }
 
-/* LANES codes of scales or mins; those of formats with a zero code are signed. */
+/* LANES codes of scales or mins; those of formats with a zero code are signed. Compilers convert bytes one by one
+   without the instruction. */
 INLINE vec widen_codes(const uint8_t *p) {
-    typedef int8_t signed_codes __attribute__((vector_size(LANES)));
-    typedef uint8_t unsigned_codes __attribute__((vector_size(LANES)));
-    if (ZERO) {
-        signed_codes narrow;
-        memcpy(&narrow, p, sizeof narrow);
-        return __builtin_convertvector(__builtin_convertvector(narrow, ints), vec);
-    }
-    unsigned_codes narrow;
-    memcpy(&narrow, p, sizeof narrow);
-    return __builtin_convertvector(__builtin_convertvector(narrow, ints), vec);
+#if LANES == 16 && defined(__AVX512F__)
+    __m128i narrow = _mm_loadu_si128((const __m128i *)p);
+    return (vec)_mm512_cvtepi32_ps(ZERO ? _mm512_cvtepi8_epi32(narrow) : _mm512_cvtepu8_epi32(narrow));
+#elif LANES == 8 && defined(__AVX2__)
+    __m128i narrow = _mm_loadl_epi64((const __m128i *)p);
+    return (vec)_mm256_cvtepi32_ps(ZERO ? _mm256_cvtepi8_epi32(narrow) : _mm256_cvtepu8_epi32(narrow));
+#else
+    vec wide;
+    for (int lane = 0; lane < LANES; lane++) wide[lane] = ZERO ? (float)(int8_t)p[lane] : (float)p[lane];
+    return wide;
+#endif
 }
 
 #if FORMAT == 39
@@ -159,42 +161,45 @@ typedef struct {
 
 /* sums[row][column] = the sum of the products of codes in a sub-block; `at` is the chunk of the first row. */
 INLINE void sum_codes(const Chunk *chunk, int sub, Activations rows, int64_t at, int64_t chunks, const int count,
-                      ints sums[][COLUMNS]) {
+                      const int columns, ints sums[][COLUMNS]) {
     enum { COUNT = WORDS / CHUNK_SUBS };
     for (int row = 0; row < count; row++) {
         /* signed codes of AVX2 need no correction */
         int is_signed = HAS_MIN || (IN_PAIRS && BITS == 8);
         int32_t correction = is_signed ? 0 : rows.corrections[(at + row * chunks) * CHUNK_SUBS + sub].count;
-        for (int column = 0; column < COLUMNS; column++) sums[row][column] = correction - (ints){0};
+        for (int column = 0; column < columns; column++) sums[row][column] = correction - (ints){0};
     }
+#pragma GCC unroll 8
     for (int first = 0; first < COUNT; first += STEP) {
         ints pairs[TILE][COLUMNS] = {0};
+        /* shifts of words by constants */
+#pragma GCC unroll 8
         for (int t = sub * COUNT + first; t < sub * COUNT + COUNT && t < sub * COUNT + first + STEP; t++) {
             bytes word[COLUMNS];
-            for (int column = 0; column < COLUMNS; column++)
+            for (int column = 0; column < columns; column++)
                 word[column] = load_word(chunk->codes + 4 * LANES * column, t);
             for (int row = 0; row < count; row++) {
                 ints right = four_codes(rows.codes + (at + row * chunks) * CHUNK + 4 * t);
-                for (int column = 0; column < COLUMNS; column++) {
+                for (int column = 0; column < columns; column++) {
                     ints *total = IN_PAIRS ? &pairs[row][column] : &sums[row][column];
                     *total = add_word(*total, word[column], right);
                 }
             }
         }
         for (int row = 0; IN_PAIRS && row < count; row++)
-            for (int column = 0; column < COLUMNS; column++) sums[row][column] += sum_pairs(pairs[row][column]);
+            for (int column = 0; column < columns; column++) sums[row][column] += sum_pairs(pairs[row][column]);
     }
 }
 
 /* totals += the product of a chunk and `count` rows. */
 INLINE void multiply_chunk(const Chunk *chunk, Activations rows, int64_t at, int64_t chunks, const int count,
-                           vec totals[][COLUMNS]) {
+                           const int columns, vec totals[][COLUMNS]) {
     vec products[TILE][COLUMNS];
     for (int sub = 0; sub < CHUNK_SUBS; sub++) {
         ints sums[TILE][COLUMNS];
-        sum_codes(chunk, sub, rows, at, chunks, count, sums);
+        sum_codes(chunk, sub, rows, at, chunks, count, columns, sums);
         for (int row = 0; row < count; row++) {
-            for (int column = 0; column < COLUMNS; column++) {
+            for (int column = 0; column < columns; column++) {
                 vec wide = __builtin_convertvector(sums[row][column], vec), *product = &products[row][column];
                 vec scale = chunk->scales[column][sub];
                 *product = sub ? fused_vec(wide, scale, *product) : wide * scale;
@@ -202,7 +207,7 @@ INLINE void multiply_chunk(const Chunk *chunk, Activations rows, int64_t at, int
         }
     }
     for (int row = 0; row < count; row++, at += chunks) {
-        for (int column = 0; column < COLUMNS; column++) {
+        for (int column = 0; column < columns; column++) {
             vec *total = &totals[row][column];
             *total = fused_vec(products[row][column], broadcast(rows.scales[at]), *total);
             if (HAS_MIN) *total = fused_vec(chunk->min[column], broadcast(rows.corrections[at].sum), *total);
@@ -211,8 +216,9 @@ INLINE void multiply_chunk(const Chunk *chunk, Activations rows, int64_t at, int
 }
 
 /* Scales and mins of chunk `n` of a block; `scale` and `least` are the block's, per column. */
-INLINE void load_parameters(const uint8_t *codes, int n, const vec *scale, const vec *least, Chunk *chunk) {
-    for (int column = 0; column < COLUMNS; column++, codes += LANES) {
+INLINE void load_parameters(const uint8_t *codes, int n, const vec *scale, const vec *least, const int columns,
+                            Chunk *chunk) {
+    for (int column = 0; column < columns; column++, codes += LANES) {
         chunk->scales[column][0] = scale[column], chunk->min[column] = least[column];
         if (SUPER == 1) continue;
         for (int sub = 0; sub < CHUNK_SUBS; sub++) {
@@ -228,13 +234,14 @@ INLINE void load_parameters(const uint8_t *codes, int n, const vec *scale, const
 INLINE void multiply_pass(const Matrix *matrix, int64_t group, int pass, Activations rows, int64_t first,
                           const int count, float out[][GROUP]) {
     int64_t chunks = matrix->num_blocks * SUPER, at = first * chunks;
-    int lanes = pass * COLUMNS * LANES;
+    const int columns = COLUMNS_OF(count);
+    int lanes = pass * columns * LANES;
     const uint8_t *block = matrix->packed + group * group_bytes(matrix->num_blocks);
     const uint8_t *data = block + parameter_bytes(matrix->num_blocks);
     vec totals[TILE][COLUMNS] = {0};
     for (int64_t n = 0; n < matrix->num_blocks; n++, block += PARAMETER_BYTES) {
         vec scale[COLUMNS], least[COLUMNS];
-        for (int column = 0; column < COLUMNS; column++) {
+        for (int column = 0; column < columns; column++) {
             int lane = lanes + column * LANES;
             scale[column] = widen_halves(block + 2 * lane);
             least[column] = HAS_MIN ? widen_halves(block + 2 * (GROUP + lane)) : (vec){0};
@@ -243,16 +250,16 @@ INLINE void multiply_pass(const Matrix *matrix, int64_t group, int pass, Activat
         for (int sub = 0; sub < SUPER; sub++, at++, data += CODE_BYTES) {
             Chunk chunk = {data + 4 * lanes};
             for (int line = 0; pass == 0 && line < CODE_BYTES; line += 64) __builtin_prefetch(data + line + AHEAD);
-            load_parameters(block + 2 * GROUP * (1 + HAS_MIN) + lanes, sub, scale, least, &chunk);
-            multiply_chunk(&chunk, rows, at, chunks, count, totals);
+            load_parameters(block + 2 * GROUP * (1 + HAS_MIN) + lanes, sub, scale, least, columns, &chunk);
+            multiply_chunk(&chunk, rows, at, chunks, count, columns, totals);
         }
     }
-    for (int row = 0; row < count; row++) memcpy(out[row] + lanes, totals[row], sizeof *totals);
+    for (int row = 0; row < count; row++) memcpy(out[row] + lanes, totals[row], columns * sizeof **totals);
 }
 
 INLINE void multiply_tile(const Matrix *matrix, int64_t group, Activations rows, int64_t first, const int count,
                           float out[][GROUP]) {
-    for (int pass = 0; pass < GROUP / (COLUMNS * LANES); pass++)
+    for (int pass = 0; pass < GROUP / (COLUMNS_OF(count) * LANES); pass++)
         multiply_pass(matrix, group, pass, rows, first, count, out);
 }
 

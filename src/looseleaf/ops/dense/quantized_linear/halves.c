@@ -71,29 +71,29 @@ INLINE void widen_word(bytes word, vec *first, vec *second) {
 
 #if IN_PAIRS
 /* totals += the products of words at `data` and the pairs of each row at `values`. */
-INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t columns, const int count,
-                          vec totals[][COLUMNS]) {
+INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t row_values, const int count,
+                          const int columns, vec totals[][COLUMNS]) {
     bytes word[COLUMNS];
-    for (int column = 0; column < COLUMNS; column++) word[column] = load_bytes(data + 4 * LANES * column);
+    for (int column = 0; column < columns; column++) word[column] = load_bytes(data + 4 * LANES * column);
     for (int row = 0; row < count; row++) {
         uint32_t pair;
-        memcpy(&pair, values + row * columns, sizeof pair);
+        memcpy(&pair, values + row * row_values, sizeof pair);
         words pairs = pair - (words){0};
-        for (int column = 0; column < COLUMNS; column++)
+        for (int column = 0; column < columns; column++)
             totals[row][column] = (vec)_mm512_dpbf16_ps((__m512)totals[row][column], (__m512bh)word[column],
                                                         (__m512bh)pairs);
     }
 }
 #else
-INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t columns, const int count,
-                          vec totals[][COLUMNS]) {
+INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t row_values, const int count,
+                          const int columns, vec totals[][COLUMNS]) {
     vec pair[2][COLUMNS];
-    for (int column = 0; column < COLUMNS; column++)
+    for (int column = 0; column < columns; column++)
         widen_word(load_bytes(data + 4 * LANES * column), &pair[0][column], &pair[1][column]);
     for (int odd = 0; odd < 2; odd++) {
         for (int row = 0; row < count; row++) {
-            vec value = broadcast(values[row * columns + odd]);
-            for (int column = 0; column < COLUMNS; column++)
+            vec value = broadcast(values[row * row_values + odd]);
+            for (int column = 0; column < columns; column++)
                 totals[row][column] = fused_vec(pair[odd][column], value, totals[row][column]);
         }
     }
@@ -103,17 +103,18 @@ INLINE void multiply_word(const uint8_t *data, const value_t *values, int64_t co
 /* out[row][lane] = the product of `count` rows from the row `first` and a group of the matrix. */
 INLINE void multiply_tile(const Matrix *matrix, int64_t group, Activations rows, int64_t first, const int count,
                           float out[][GROUP]) {
-    int64_t columns = matrix->num_blocks * CHUNK;
+    const int columns = COLUMNS_OF(count);
+    int64_t row_values = matrix->num_blocks * CHUNK;
     const uint8_t *start = matrix->packed + group * group_bytes(matrix->num_blocks);
-    const value_t *values = rows.values + first * columns;
-    for (int lane = 0; lane < GROUP; lane += COLUMNS * LANES) {
+    const value_t *values = rows.values + first * row_values;
+    for (int lane = 0; lane < GROUP; lane += columns * LANES) {
         vec totals[TILE][COLUMNS] = {0};
-        for (int64_t n = 0; n < columns; n += 2) {
+        for (int64_t n = 0; n < row_values; n += 2) {
             const uint8_t *data = start + n / 2 * LINE + 4 * lane;
-            for (int byte = 0; byte < 4 * COLUMNS * LANES; byte += 64) __builtin_prefetch(data + byte + AHEAD);
-            multiply_word(data, values + n, columns, count, totals);
+            for (int byte = 0; byte < 4 * columns * LANES; byte += 64) __builtin_prefetch(data + byte + AHEAD);
+            multiply_word(data, values + n, row_values, count, columns, totals);
         }
-        for (int row = 0; row < count; row++) memcpy(out[row] + lane, totals[row], sizeof *totals);
+        for (int row = 0; row < count; row++) memcpy(out[row] + lane, totals[row], columns * sizeof **totals);
     }
 }
 

@@ -7,8 +7,11 @@
 #include <stdlib.h>
 
 enum { GROUP = 32, CHUNK = 32, LINE = 4 * GROUP, BLOCK = CHUNK * SUPER };
-/* vectors of a pass, which share reads of activations */
-enum { COLUMNS = 2 };
+/* the most vectors of a pass; vectors share reads of activations */
+enum { COLUMNS = LANES == 8 ? 4 : 2 };
+/* vectors of a pass of `count` rows: one row reads whole lines of a group, since a pass that skips half of each line
+   takes longer from memory, and more rows need the registers */
+#define COLUMNS_OF(count) ((count) == 1 ? COLUMNS : 2)
 /* rows of a tile: as many sums as the processor has registers for */
 #if BITS == 16
 #define TILE (INSTRUCTIONS >= 3 ? 12 : 6)
