@@ -115,5 +115,5 @@ def test_short_chunks_read_latents_and_long_chunks_expanded_keys() -> None:
         positions = range(start, start + rows)
         return worth_expanding([PrefillChunk(positions, ())], LITE, 2, device)
 
-    assert not worth(0, 256) and worth(0, 2048) and worth(0, 256, "cpu")
-    assert not worth(16384, 128) and worth(16384, 2048)
+    assert not worth(0, 192) and worth(0, 512) and worth(0, 192, "cpu")
+    assert not worth(16384, 128) and worth(16384, 256)

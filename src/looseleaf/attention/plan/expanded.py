@@ -13,8 +13,10 @@ from looseleaf.config import LatentConfig
 
 # rows of a tile: a head of expanded keys serves one query head
 _TILE_ROWS = 128
-# products in the time of one byte to or from memory: of an H100 with 16 bits, and of a CPU core
-_PRODUCTS_A_BYTE = {"cuda": 150, "cpu": 8}
+# times in products over latents (docs/log.md): of a product elsewhere, and of a byte to or from
+# memory, on an H100 with 16 bits and on a CPU core
+_PRODUCT = {"cuda": 0.33, "cpu": 1.0}
+_BYTE = {"cuda": 75, "cpu": 8}
 
 
 def worth_expanding(
@@ -22,15 +24,18 @@ def worth_expanding(
 ) -> bool:
     """Whether the rows of ``chunks`` read expanded keys faster than latents.
 
-    The costs are products of one head. ``itemsize`` is that of expanded keys."""
+    The costs are times of one head. A GPU reads latents by a slower kernel than keys of few dims.
+    ``itemsize`` is that of expanded keys."""
     rows = sum(len(chunk.positions) for chunk in chunks)
     keys = sum(int(chunk.positions[-1]) + 1 for chunk in chunks)
     pairs = sum(int(int32(chunk.positions).sum()) + len(chunk.positions) for chunk in chunks)
     # maps of a row's query and output, or of a key and its value
     maps = latent.rank * (latent.nope_dim + latent.value_dim)
-    moved = 2 * 2 * latent.expanded_dim * itemsize * _PRODUCTS_A_BYTE[device_type]
-    expanded = pairs * (2 * latent.expanded_dim - latent.rope_dim) + keys * (maps + moved)
-    return expanded < pairs * (latent.key_dim + latent.rank) + rows * maps
+    moved = 2 * 2 * latent.expanded_dim * itemsize * _BYTE[device_type]
+    product = _PRODUCT[device_type]
+    products = pairs * (2 * latent.expanded_dim - latent.rope_dim) + keys * maps
+    expanded = product * products + keys * moved
+    return expanded < pairs * (latent.key_dim + latent.rank) + product * rows * maps
 
 
 def expanded_spans(
