@@ -62,10 +62,8 @@ def test_a_step_in_one_call_equals_one_call_a_layer(monkeypatch: pytest.MonkeyPa
     shape = replace(model_shape("tiny"), hidden_size=256, num_qo_heads=16)
     weights = random_weights(shape, torch.float32, cpu, "Q8_0")
     settings = EngineConfig(device="cpu", max_model_len=512, cache=CacheConfig(num_pages=128))
-    shared, params = (
-        DocumentPart(tuple(range(40)), 0, None),
-        SamplingParams(max_tokens=12, logprobs=0),
-    )
+    shared = DocumentPart(tuple(range(40)), 0, "shared")
+    params = SamplingParams(max_tokens=12, logprobs=0)
     single: list[int] = []
 
     def counted(*args: Any) -> int:

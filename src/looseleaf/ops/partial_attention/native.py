@@ -301,42 +301,7 @@ class NativePlan:
         that decode, and ``out`` receives their merged output, with ``sinks`` (fp32) as one more
         state of each row (`looseleaf.ops.add_sinks`). Raises InvalidOption for tensors in
         another layout, and for indices outside their tensors."""
-        self._fill(self._tensors, q, kv, out, pages, sinks)
-        self.require(self._attention(*self._pointers, int(phases)))
-
-    def call(
-        self,
-        phases: Phase,
-        q: Float[Tensor, "rows qo_heads head_dim"],
-        kv: tuple[Tensor, Tensor],
-        out: Float[Tensor, "rows qo_heads head_dim"],
-        pages: PageAddresses,
-        sinks: Float[Tensor, " qo_heads"] | None,
-    ) -> AttentionCall:
-        """`run` as a call for other C code, valid while this plan and the tensors live."""
-        tensors = _Tensors()
-        self._fill(tensors, q, kv, out, pages, sinks)
-        function = ctypes.cast(self._attention, ctypes.c_void_p).value
-        assert function is not None, "a loaded function has an address"
-        return AttentionCall(function, self._plan, tensors, int(phases))
-
-    @staticmethod
-    def require(fault: int) -> None:
-        """Raises InvalidOption unless ``fault``, the result of a call, is 0."""
-        if fault:
-            raise InvalidOption(f"the lists of attention are invalid: {_FAULTS[fault]}")
-
-    def _fill(
-        self,
-        tensors: _Tensors,
-        q: Tensor | None,
-        kv: tuple[Tensor, Tensor] | None,
-        out: Tensor | None,
-        pages: PageAddresses | None,
-        sinks: Tensor | None,
-    ) -> None:
-        """Write addresses and strides to ``tensors``; see `run`."""
-        plan = self._plan
+        tensors, plan = self._tensors, self._plan
         if pages is not None:
             (
                 tensors.k_pages, tensors.v_pages, tensors.k_page, tensors.k_page_head,
@@ -366,6 +331,31 @@ class NativePlan:
                 raise _layout_error(f"out, {plan.num_decode_rows} dense rows:", self._q_layout, out)
             tensors.out = out.data_ptr()
             tensors.sinks = 0 if sinks is None else self._address_of(sinks, heads)
+        if fault := self._attention(*self._pointers, int(phases)):
+            self.require(fault)
+
+    def call(
+        self,
+        phases: Phase,
+        q: Float[Tensor, "rows qo_heads head_dim"],
+        kv: tuple[Tensor, Tensor],
+        out: Float[Tensor, "rows qo_heads head_dim"],
+        pages: PageAddresses,
+        sinks: Float[Tensor, " qo_heads"] | None,
+    ) -> AttentionCall:
+        """`run` as a call for other C code, valid while this plan and the tensors live."""
+        # no phase: only addresses and strides are written
+        self.run(Phase(0), q, kv, out, pages, sinks)
+        function = ctypes.cast(self._attention, ctypes.c_void_p).value
+        assert function is not None, "a loaded function has an address"
+        tensors = _Tensors.from_buffer_copy(self._tensors)
+        return AttentionCall(function, self._plan, tensors, int(phases))
+
+    @staticmethod
+    def require(fault: int) -> None:
+        """Raises InvalidOption unless ``fault``, the result of a call, is 0."""
+        if fault:
+            raise InvalidOption(f"the lists of attention are invalid: {_FAULTS[fault]}")
 
     def _address_of(self, sinks: Tensor, heads: int) -> int:
         layout = heads, 1, torch.float32, True
