@@ -250,12 +250,16 @@ def mxfp4(features: int, columns: int) -> Mxfp4Matrix:
 
 
 @pytest.mark.parametrize(
-    ("rows", "hidden", "inner"), [(1, 128, 64), (5, 96, 32), (40, 64, 96), (200, 64, 64)]
+    ("rows", "hidden", "inner", "count"),
+    # tiles of one, two and four rows, and those of tensor cores
+    [(1, 1056, 32, 16), (2, 128, 64, 4), (5, 96, 32, 4), (40, 64, 96, 4), (200, 64, 64, 4)],
 )
-def test_products_of_mxfp4_are_those_of_its_values(rows: int, hidden: int, inner: int) -> None:
-    law = ExpertConfig(4, 2, inner, router_bias=True, expert_bias=True)
+def test_products_of_mxfp4_are_those_of_its_values(
+    rows: int, hidden: int, inner: int, count: int
+) -> None:
+    law = ExpertConfig(count, 2, inner, router_bias=True, expert_bias=True)
     x, _, _, routes = mixture(rows, hidden, inner, law, torch.float16)
-    gate_up, down = mxfp4(4 * 2 * inner, hidden), mxfp4(4 * hidden, inner)
+    gate_up, down = mxfp4(count * 2 * inner, hidden), mxfp4(count * hidden, inner)
     options = {
         "activation": ClampedSwiglu(),
         "gate_up_bias": torch.randn(gate_up.features, device=DEVICE),

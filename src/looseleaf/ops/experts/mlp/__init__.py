@@ -2,7 +2,8 @@
 
 A program multiplies a tile of rows of one expert with some outputs of its matrix. Few rows are
 bound by the read of the matrices, so the matrix is the first operand and tiles of rows are small:
-an expert with one row reads its matrix once and computes few rows that don't exist."""
+an expert with one row reads its matrix once and computes few rows that don't exist. Up to four rows
+per expert multiply MXFP4 without tensor cores (`looseleaf.ops.experts.mlp.vectors`)."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,6 +14,7 @@ from looseleaf.ops.dispatch import Implementation, choose
 from looseleaf.ops.experts.mlp.activation import Activation, ClampedSwiglu
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.reference import expert_mlp_reference
+from looseleaf.ops.experts.mlp.vectors import MOST, few_tile
 from looseleaf.ops.experts.route import Routes
 
 __all__ = [
@@ -53,7 +55,7 @@ def shape_of(matrix: Stacked) -> tuple[int, int]:
 
 def rows_of_kernels(slots: int, num_experts: int) -> list[int]:
     """Numbers of rows that launch all kernels of a layer."""
-    last = [most * num_experts // slots for most, _ in _TILES]
+    last = [int(most * num_experts / slots) for most in (*MOST, *(most for most, _ in _TILES))]
     return sorted({1, FEW_ROWS, FEW_ROWS + 1, *(n for n in last if n), last[-1] + num_experts})
 
 
@@ -80,6 +82,13 @@ def expert_mlp(
     num_experts = shape_of(down)[0] // x.shape[1]
     biases = gate_up_bias, down_bias
     if choose(implementation, x) == "triton":
+        few = few_tile(routes.experts.numel(), num_experts)
+        if few and isinstance(gate_up, Mxfp4Matrix) and isinstance(down, Mxfp4Matrix):
+            from looseleaf.ops.experts.mlp.vectors.kernel import expert_vectors_triton, takes
+
+            if takes(x):
+                both = gate_up, down
+                return expert_vectors_triton(x, both, routes, num_experts, activation, biases, few)
         from looseleaf.ops.experts.mlp.kernel import expert_mlp_triton
 
         return expert_mlp_triton(x, gate_up, down, routes, num_experts, activation, biases)

@@ -44,7 +44,8 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def _activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+def activated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    """The activation of ``gate`` times ``up``."""
     if ACTIVATION == "swigluoai":
         # NaN stays NaN
         gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
@@ -182,7 +183,7 @@ def _gate_kernel(
         p_bias = bias + expert.to(tl.int64) * 2 * inner + o_half
         gate += tl.load(p_bias, mask=o_half < inner, other=0.0)[:, None]
         up += tl.load(p_bias + inner, mask=o_half < inner, other=0.0)[:, None]
-    value = _activated(gate, up, alpha, limit, ACTIVATION)
+    value = activated(gate, up, alpha, limit, ACTIVATION)
     p_out = out + place.to(tl.int64)[None, :] * inner + o_half[:, None]
     tl.store(p_out, value.to(out.dtype.element_ty), mask=m_m & (o_half < inner)[:, None])
 
@@ -281,6 +282,13 @@ def blocks_of(tile: int, features: int, inner: int, dtype: torch.dtype, *, coded
     return Blocks(tile, 256, 64, 8, 4)
 
 
+def named(activation: Activation) -> tuple[str, ClampedSwiglu]:
+    """The kernels' name of an activation, and the numbers of a clamped SwiGLU."""
+    if isinstance(activation, ClampedSwiglu):
+        return "swigluoai", activation
+    return activation, ClampedSwiglu()
+
+
 def expert_mlp_triton(
     x: Float[Tensor, "rows hidden"],
     gate_up: Stacked,
@@ -321,9 +329,7 @@ def _launch_gate(
     matrix, coded = _matrix(stacked, x), isinstance(stacked, ScaledMatrix)
     blocks, chained = blocks_of(tile, 2 * inner, hidden, x.dtype, coded=coded), chains(x)
     half = blocks.n // 2
-    name, numbers = activation, ClampedSwiglu()
-    if isinstance(activation, ClampedSwiglu):
-        name, numbers = "swigluoai", activation
+    name, numbers = named(activation)
     even = hidden % blocks.k == inner % half == 0
     assert even or not coded, "codes come in whole tiles"
     _gate_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
