@@ -34,10 +34,14 @@ def test_the_sink_kernel_is_within_the_budget(dtype, rows, heads, head_dim):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 16, 64, 65, 1024])
-def test_products_of_mxfp4_at_the_sizes_of_gpt_oss(dtype, rows):
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    # tiles of one, two and four rows without tensor cores, then with them
+    [*((1, 32), (2, 32), (2, 8), (7, 8)), *((16, 8), (64, 8), (65, 8), (1024, 8))],
+)
+def test_products_of_mxfp4_at_the_sizes_of_gpt_oss(dtype, rows, count):
     hidden = inner = 2880
-    count, slots = 8, 4
+    slots = 4
 
     def matrix(features, columns):
         codes = torch.randint(0, 256, (features, columns // 2), dtype=torch.uint8, device="cuda")

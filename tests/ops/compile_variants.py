@@ -50,6 +50,7 @@ from looseleaf.ops.dense.split_linear.kernel import (
     split_linear_triton,
     whole_linear_triton,
 )
+from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import (
     _count_kernel,
     _group_few_kernel,
@@ -59,6 +60,13 @@ from looseleaf.ops.experts.group.kernel import (
 from looseleaf.ops.experts.mlp import ClampedSwiglu
 from looseleaf.ops.experts.mlp.kernel import _down_kernel, _gate_kernel, expert_mlp_triton
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
+from looseleaf.ops.experts.mlp.vectors import few_tile
+from looseleaf.ops.experts.mlp.vectors.kernel import (
+    _down_vectors_kernel,
+    _gate_vectors_kernel,
+    launch_down,
+    launch_gate,
+)
 from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.experts.route.kernel import _route_kernel, route_triton
 from looseleaf.ops.fetch_numbers import num_blocks
@@ -328,7 +336,8 @@ def compiled_experts() -> Iterator[Compiled]:
         ExpertConfig(60, 4, 768, normalized=False, num_shared=4, shared_gate=True),
     )
     routing = (_route_kernel, _group_few_kernel, _count_kernel, _sum_kernel, _place_kernel)
-    with compiling(*routing, _gate_kernel, _down_kernel) as binaries:
+    vectors = _gate_vectors_kernel, _down_vectors_kernel
+    with compiling(*routing, _gate_kernel, _down_kernel, *vectors) as binaries:
         for law in laws:
             bias = torch.zeros(law.num_experts) if law.selection_bias else None
             for logits in (torch.zeros(4, 8, 320), torch.zeros(100, 320)):
@@ -360,9 +369,26 @@ def compiled_experts() -> Iterator[Compiled]:
             pairs = torch.zeros(rows, slots, dtype=torch.int32)
             slot_routes = Routes(pairs, torch.zeros(rows, slots))
             expert_mlp_triton(few, *codes, slot_routes, experts, ClampedSwiglu(), biases)
+        _compile_vectors(codes, biases)
         wide = x.float(), gate_up.float(), down.float()
         expert_mlp_triton(*wide, routes, experts, "gelu_new", (None, None))
     yield from binaries
+
+
+def _compile_vectors(codes: list[Mxfp4Matrix], biases: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Products of one row, and those of one, two and four, with MXFP4 without tensor cores."""
+    gate_up, down = codes
+    pairs = torch.zeros(4, dtype=torch.int32)
+    groups = RowGroups(pairs, torch.zeros(2, 3, dtype=torch.int32))
+    for average, dtype in ((0.25, torch.float16), (4, torch.bfloat16)):
+        tile = few_tile(int(4 * average), 4)
+        assert tile is not None
+        x, values = torch.zeros(4, 2048, dtype=dtype), torch.zeros(4, 768, dtype=dtype)
+        activation = ClampedSwiglu() if tile.rows > 1 else "silu"
+        bias, down_bias = biases if tile.rows > 1 else (None, None)
+        launch_gate(x, gate_up, bias, groups, values, activation, tile, chained=True)
+        shares, out = torch.zeros(4, 1), torch.zeros(1, 4, 2048)
+        launch_down(values, down, down_bias, shares, groups, out, tile, chained=True)
 
 
 def compiled_groups(num_qo_heads: int) -> Iterator[Compiled]:

@@ -14,7 +14,8 @@ BLOCKS = 8
 class Tile:
     """The work of a program: up to ``rows`` rows of an expert, and ``outputs`` outputs a thread.
 
-    Inner dims have ``parts`` parts, each of one warp or several with different outputs."""
+    Inner dims have ``parts`` parts, each of two warps or more with different outputs: with one
+    warp a part, the compiler loads inputs in lanes of their own."""
 
     rows: int
     outputs: int
@@ -28,7 +29,7 @@ class Tile:
 
 
 # (most rows per expert on average, tile)
-_TILES = ((0.25, Tile(1, 4, 4, 4)), (1, Tile(2, 4, 4, 4)), (4, Tile(4, 4, 4, 4)))
+_TILES = ((0.25, Tile(1, 4, 4, 8)), (1, Tile(2, 4, 2, 4)), (4, Tile(4, 4, 2, 4)))
 
 MOST = tuple(most for most, _ in _TILES)
 """Most rows per expert on average for each tile."""

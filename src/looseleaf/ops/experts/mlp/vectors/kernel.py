@@ -60,8 +60,9 @@ def _dim(o, DIM: tl.constexpr, FLIP: tl.constexpr):
 @triton.jit
 def _value(words, COLUMN: tl.constexpr):
     """The value of a word's code times 2**-126, fp32."""
-    # codes of both halves of a word have one mask
-    code = words & (0x000F000F << (4 * (COLUMN % 4)))
+    # every third code has one mask: copies of the others stay below bit 22 or leave the word
+    MASK: tl.constexpr = (0xF00F00F << (4 * (COLUMN % 3))) & 0xFFFFFFFF
+    code = words & MASK
     if COLUMN > 5:
         code = code >> 8
     BIT: tl.constexpr = 4 * COLUMN - 8 if COLUMN > 5 else 4 * COLUMN
@@ -99,10 +100,7 @@ def _added(sums, p_x, words, scale, DTYPE: tl.constexpr):
 def _total(sums, FLIP: tl.constexpr):
     """Sums of all outputs of a program."""
     words = tl.sum(sums, 4)
-    if FLIP:
-        total = tl.trans(tl.sum(tl.sum(words, 0), 1))
-    else:
-        total = tl.sum(tl.sum(words, 3), 1)
+    total = tl.trans(tl.sum(tl.sum(words, 0), 1)) if FLIP else tl.sum(tl.sum(words, 3), 1)
     return tl.reshape(total, (total.shape[0] * total.shape[1],)) * _SHIFT
 
 
@@ -303,8 +301,9 @@ def expert_vectors_triton(
     assert gate_up.columns == x.shape[1], "a column for each input"
     groups = RowGroups(*group_rows_triton(routes.experts, num_experts, tile.rows))
     values = torch.empty((rows * slots, inner), dtype=x.dtype, device=x.device)
-    _launch_gate(x, gate_up, biases[0], groups, values, slots, activation, tile)
-    _launch_down(values, down, biases[1], routes.weights, groups, out, tile)
+    chained = chains(x)
+    launch_gate(x, gate_up, biases[0], groups, values, activation, tile, chained=chained)
+    launch_down(values, down, biases[1], routes.weights, groups, out, tile, chained=chained)
     return out
 
 
@@ -323,27 +322,28 @@ def _options(tile: Tile, chained: bool) -> dict[str, int | bool]:
     return {**sizes, **threads, **chain, "FLIP": _FLIP, "enable_fp_fusion": True}
 
 
-def _launch_gate(
+def launch_gate(
     x: Tensor,
     stacked: Mxfp4Matrix,
     bias: Tensor | None,
     groups: RowGroups,
     out: Float[Tensor, "pairs inner"],
-    slots: int,
     activation: Activation,
     tile: Tile,
+    *,
+    chained: bool,
 ) -> None:
     """Writes ``activation(gate) * up`` of all pairs in the order of ``groups``."""
-    hidden, inner = x.shape[1], out.shape[1]
+    hidden, inner, slots = x.shape[1], out.shape[1], len(out) // len(x)
     name, numbers = named(activation)
     half = tile.outputs * tile.across // 2
     _gate_vectors_kernel[(triton.cdiv(inner, half), len(groups.tiles))](
         x, *_matrix(stacked), bias, groups.order, groups.tiles, out, hidden, inner, x.stride(0), 1,
-        *numbers, SLOTS=slots, ACTIVATION=name, **_options(tile, chains(x)),
+        *numbers, SLOTS=slots, ACTIVATION=name, **_options(tile, chained),
     )  # fmt: skip
 
 
-def _launch_down(
+def launch_down(
     x: Float[Tensor, "pairs inner"],
     stacked: Mxfp4Matrix,
     bias: Tensor | None,
@@ -351,11 +351,13 @@ def _launch_down(
     groups: RowGroups,
     out: Float[Tensor, "slots rows hidden"],
     tile: Tile,
+    *,
+    chained: bool,
 ) -> None:
     """Writes the weighted products of all pairs to their slots and rows."""
     (slots, rows, hidden), inner = out.shape, x.shape[1]
     outputs = tile.outputs * tile.across
     _down_vectors_kernel[(triton.cdiv(hidden, outputs), len(groups.tiles))](
         x, *_matrix(stacked), bias, shares, groups.order, groups.tiles, out, rows, hidden, inner, 1,
-        SLOTS=slots, **_options(tile, chains(x)),
+        SLOTS=slots, **_options(tile, chained),
     )  # fmt: skip
