@@ -152,10 +152,10 @@ def _prefetch(codes, scales, row, blocks, THREADS: tl.constexpr, PIECES: tl.cons
     """Prefetches a row of codes and scales by ``PIECES`` threads each: ``row`` [THREADS]."""
     piece = tl.arange(0, THREADS) % PIECES * _LINE_BYTES
     first = codes.to(tl.int64) + row * (blocks * 16)
-    done = _prefetch_lines(scales.to(tl.int64) + row * blocks + tl.minimum(piece, blocks - 1))
+    lines = _prefetch_lines(scales.to(tl.int64) + row * blocks + tl.minimum(piece, blocks - 1))
     for start in range(0, blocks * 16, PIECES * _LINE_BYTES):
-        done = _prefetch_lines(first + tl.minimum(start + piece, blocks * 16 - 4))
-    return done
+        lines = _prefetch_lines(first + tl.minimum(start + piece, blocks * 16 - 4))
+    return lines
 
 
 @triton.jit
