@@ -12,10 +12,17 @@ from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.scaled_linear import Codes, dequantize, quantize
 from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.experts.group import group_rows, most_tiles
-from looseleaf.ops.experts.mlp import Activation, ClampedSwiglu, expert_mlp
+from looseleaf.ops.experts.mlp import (
+    FEW_ROWS,
+    Activation,
+    ClampedSwiglu,
+    expert_mlp,
+    rows_of_kernels,
+    tile_rows,
+)
 from looseleaf.ops.experts.mlp.mxfp4 import Mxfp4Matrix
 from looseleaf.ops.experts.mlp.native import expert_mlp_native
-from looseleaf.ops.experts.mlp.vectors import Tile
+from looseleaf.ops.experts.mlp.vectors import Tile, few_tile
 from looseleaf.ops.experts.route import Routes, route
 from looseleaf_lab.testing.budget import assert_within_budget
 from looseleaf_lab.testing.poison import poisoned
@@ -161,6 +168,16 @@ def test_grouped_products_are_within_the_budget(
     truth = expert_mlp(*wide, routes, "reference", activation=activation)[0]
     plain = expert_mlp(x, gate_up, down, routes, "reference", activation=activation)[0]
     assert_within_budget(result.double().sum(0), truth, plain.to(dtype), dtype)
+
+
+@pytest.mark.parametrize(("slots", "count"), [(4, 32), (4, 128), (8, 128), (2, 8), (8, 512)])
+def test_warmup_launches_the_kernels_of_all_numbers_of_rows(slots: int, count: int) -> None:
+    def kernels(rows: int) -> tuple[Tile | None, int, bool]:
+        pairs = rows * slots
+        return few_tile(pairs, count), tile_rows(pairs, count), rows <= FEW_ROWS
+
+    expected = {kernels(rows) for rows in range(1, 200 * count // slots)}
+    assert {kernels(rows) for rows in rows_of_kernels(slots, count)} == expected
 
 
 @pytest.mark.parametrize("rows", [7, 30, 100, 200])
