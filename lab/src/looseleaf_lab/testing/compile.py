@@ -75,11 +75,12 @@ def _compile(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Comp
         value = values[parameter.name]
         kind = _kind(value)
         # the launcher of triton specializes None and 1 as constants, and multiples of 16
-        if parameter.is_constexpr or value is None or (kind[0] == "i" and value == 1):
+        special = kind[0] == "i" and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
             continue
         signature[parameter.name] = kind
-        if kind[0] == "*" or (kind[0] == "i" and value % 16 == 0):
+        if kind[0] == "*" or (special and value % 16 == 0):
             hints[(parameter.num,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=hints)
     binary = triton.compile(source, target=H100, options=options)

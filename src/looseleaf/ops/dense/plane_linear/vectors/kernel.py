@@ -1,9 +1,10 @@
 """The product of a few vectors with planes of codes on the device.
 
-A word of codes has bytes of four neighbouring columns. The bits of a code go into the mantissa of a
-constant float, so one subtraction yields ``code - zero`` exactly, without a conversion. A thread
-reads 16 bytes of an output, which are 16 columns of each half of a unit. It sums their products
-before it multiplies by the scale. A minimum multiplies the sum of the inputs."""
+A word of codes has bytes of four neighbouring columns. The bits of a code, wherever they are in a
+word, are a subnormal fp32 number: the code times a tiny power of two. So one instruction converts a
+code, and inputs make up for most of that power, exactly. Zeros and minimums multiply the sum of the
+inputs. A thread reads 16 bytes of an output, which are 16 columns of each half of a unit, and
+multiplies sums by their scale."""
 
 import torch
 import triton
@@ -18,6 +19,10 @@ from looseleaf.ops.scores.kernel import await_previous, start_next
 _COLUMNS = tl.constexpr(UNIT)
 _BLOCK_UNITS = tl.constexpr(256 // UNIT)
 _AHEAD_BYTES = 512
+# a code is its number times 2**-149; inputs times 2**80 are finite up to 2**48
+_INPUT, _SHIFT = tl.constexpr(80), tl.constexpr(2.0**69)
+# Triton 3.6 spreads lanes over the first of equal dims, 3.9 over the last: units must be that one
+_FLIP = tuple(int(number) for number in triton.__version__.split(".")[:2]) < (3, 7)
 # the low halves of a word's bytes
 _LOW = tl.constexpr(0x0F0F0F0F)
 
@@ -29,15 +34,14 @@ def half(words, PLACE: tl.constexpr):
 
 
 @triton.jit
-def _number(words, BYTE: tl.constexpr, PLACE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
-    """``code - ZERO`` of one byte of ``words``, fp32."""
-    # a mantissa has 23 bits, so upper bytes move down
-    BIT: tl.constexpr = BYTE % 2 * 8 + (4 * PLACE if BITS == 4 else 0)
+def _product(words, value, BYTE: tl.constexpr, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """A code of one byte of ``words`` times ``value``, over _SHIFT."""
+    # upper bytes move down, out of the bits of exponents
+    BIT: tl.constexpr = BYTE % 2 * 8 + BYTE // 2 * 4 + (4 * PLACE if BITS == 4 else 0)
     if BYTE > 1:
-        words = words >> 16
-    # an exponent with which the code's last bit is a 1
-    bits = (words & (((1 << BITS) - 1) << BIT)) | ((150 - BIT) << 23)
-    return bits.to(tl.float32, bitcast=True) - (2.0 ** (23 - BIT) + ZERO)
+        words = words >> 12
+    codes = (words & (((1 << BITS) - 1) << BIT)).to(tl.float32, bitcast=True)
+    return codes * (value * 2.0 ** (_INPUT - BIT))
 
 
 @triton.jit
@@ -51,50 +55,73 @@ def _whole_codes(b_codes, b_high, shift, PLACE: tl.constexpr, BITS: tl.constexpr
 
 @triton.jit
 def _scale_and_min(
-    b_words, b_tops, o_h, PLACE: tl.constexpr, HAS_MIN: tl.constexpr, HAS_BLOCKS: tl.constexpr
-):
-    """Scales and minimums of 16 columns in a half of a unit, fp32."""
-    least = 0.0
+    b_words, b_tops, o_h, PLACE: tl.constexpr, ZERO: tl.constexpr, HAS_MIN: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Scales of 16 columns in a half of a unit, and their value of code 0 over _SHIFT, fp32."""
     if not HAS_BLOCKS:
         scale = half(b_words, PLACE)
-        if HAS_MIN:
-            least = half(b_tops, PLACE)
     elif HAS_MIN:
         scale = half(b_tops, 0) * ((b_words >> (8 * PLACE)) & 255).to(tl.float32)
-        least = -half(b_tops, 1) * ((b_words >> (16 + 8 * PLACE)) & 255).to(tl.float32)
     else:
         codes = (b_words >> (16 * PLACE + 8 * o_h)).to(tl.int8)
         scale = half(b_tops, 0) * codes.to(tl.float32)
+    if HAS_MIN and HAS_BLOCKS:
+        codes = (b_words >> (16 + 8 * PLACE)) & 255
+        least = half(b_tops, 1) * (-1.0 / _SHIFT) * codes.to(tl.float32)
+    elif HAS_MIN:
+        least = half(b_tops, PLACE) * (1.0 / _SHIFT)
+    else:
+        least = scale * (-ZERO / _SHIFT)
     return scale, least
 
 
 @triton.jit
+def _input(b_x, BYTE: tl.constexpr, DTYPE: tl.constexpr):
+    """One of the four inputs in 8 bytes, fp32."""
+    pair = (b_x >> (BYTE // 2 * 32)).to(tl.int32)
+    if DTYPE.is_fp16():
+        value = half(pair, BYTE % 2)
+    else:
+        # the upper half of a fp32 number
+        pair = pair & -0x10000 if BYTE % 2 else pair << 16
+        value = pair.to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
 def _added(
-    sums, b_codes, scale, least, p_x, inside,
-    DTYPE: tl.constexpr, PLACE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
-    HAS_MIN: tl.constexpr,
+    sums, p_x, b_codes, scale, least, inside,
+    DTYPE: tl.constexpr, PLACE: tl.constexpr, BITS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """``sums`` [N, U, 2] plus the products of a row with 16 columns each."""
+    """``sums`` plus the products of a row with a word's columns each."""
     # four inputs a word, as codes
-    b_x = tl.load(p_x, mask=inside, other=0)
-    products, inputs = tl.zeros(b_codes.shape, tl.float32), tl.zeros(b_x.shape, tl.float32)
-    for byte in tl.static_range(4):
-        value = (b_x >> (16 * byte)).to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
-        products += _number(b_codes, byte, PLACE, BITS, ZERO) * value
+    b_x = tl.load(p_x) if WHOLE else tl.load(p_x, mask=inside, other=0)
+    value = _input(b_x, 0, DTYPE)
+    products, inputs = _product(b_codes, value, 0, PLACE, BITS), value
+    for byte in tl.static_range(1, 4):
+        value = _input(b_x, byte, DTYPE)
+        products += _product(b_codes, value, byte, PLACE, BITS)
         inputs += value
-    sums += tl.sum(products, 3) * scale
-    if HAS_MIN:
-        sums += tl.sum(inputs, 3) * least
-    return sums
+    # the condition is always true: it makes inputs follow the layout of codes
+    return sums + products * scale + inputs * tl.where((b_codes | 1) != 0, least, 0.0)
 
 
-# compiled once for each power of two of rows
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _outputs(sums, FLIP: tl.constexpr):
+    """Sums of all outputs."""
+    return tl.sum(tl.sum(sums, 2), 0 if FLIP else 1) * _SHIFT
+
+
+# compiled once for each power of two of rows; a stride of 1 is not specialized, see below
+@triton.jit(do_not_specialize=["rows", "stride_n"])
 def _plane_vectors_kernel(
-    x, codes, high, words, tops, out, rows, features, columns, stride_x, stride_row, stride_part,
+    x, codes, high, words, tops, out, rows, columns, stride_u, stride_n, stride_x,
+    stride_row, stride_part,
     ROWS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
     HAS_MIN: tl.constexpr, HAS_BLOCKS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
     THREADS: tl.constexpr, BLOCK_N: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
+    WHOLE: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     start_next(CHAINED)
     DTYPE: tl.constexpr = x.dtype.element_ty
@@ -104,15 +131,18 @@ def _plane_vectors_kernel(
     units = row_units // PARTS
     begin, end = part * units, part * units + units
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    # outputs, units, quarters of a unit and words of a quarter
-    o_out, o_u = o_n[:, None, None, None], tl.arange(0, UNITS)
-    o_h, o_w = tl.arange(0, 2)[None, None, :, None], tl.arange(0, 4)[None, None, None, :]
+    # quarters of units by outputs by words, or outputs first
+    o_t = tl.arange(0, 2 * UNITS)[:, None, None] if FLIP else tl.arange(0, 2 * UNITS)[None, :, None]
+    o_out = o_n[None, :, None] if FLIP else o_n[:, None, None]
+    o_u, o_h, o_w = o_t // 2, o_t % 2, tl.arange(0, 4)[None, None, :]
     p_codes = codes + o_out * row_units * WORDS + (4 * o_h + o_w)
     p_high, shift = high, o_h
     if BITS == 5:
-        p_high, shift = high + o_n[:, None, None] * row_units, 2 * o_h + o_w // 2
+        p_high, shift = high + o_out * row_units, 2 * o_h + o_w // 2
     elif BITS == 6:
         p_high, shift = high + o_out * row_units * 4 + (0 * o_h + o_w), 2 * o_h
+    # with this stride neighbours stay where their codes are loaded, not in a layout of their own
+    o_near = o_out * stride_n + 0 * o_h
     p_x = x.to(tl.pointer_type(tl.int64)) + (4 * o_h + o_w)
     if CHAINED and AHEAD > 0:
         # each thread prefetches a piece of a row
@@ -124,67 +154,59 @@ def _plane_vectors_kernel(
         prefetch(codes.to(tl.int64) + piece, AHEAD // PIECES)
     await_previous(CHAINED)
     stride = stride_x // 4
-    sums = tl.zeros((BLOCK_N, UNITS, 2), tl.float32)
+    sums = tl.zeros((2 * UNITS, BLOCK_N, 4) if FLIP else (BLOCK_N, 2 * UNITS, 4), tl.float32)
     sums_1, sums_2, sums_3 = sums, sums, sums
     for start in tl.range(begin, end, UNITS, num_stages=STAGES):
-        inside = (start + o_u < end)[None, :, None, None]
+        inside = start + o_u < end
         # inputs behind the end are zeros, so its last unit serves there
         unit = tl.minimum(start + o_u, end - 1)
-        o_unit, o_near = unit[None, :, None, None], unit[None, :, None]
-        b_codes = tl.load(p_codes + o_unit * WORDS)  # [N, U, 2, 4]
-        # both quarters read a unit's scales, so that no thread needs those of another
-        near = tl.broadcast_to(o_near * features + o_n[:, None, None], (BLOCK_N, UNITS, 2))
-        near = tl.max_contiguous(near, [1, 1, 1])
-        b_words = tl.load(words + near)
-        b_tops, b_high, b_more = b_words, b_codes, b_codes
+        b_words = tl.load(words + (unit * stride_u + o_near))
+        b_tops, b_fifth = b_words, b_words
         if HAS_BLOCKS:
-            block = o_near // _BLOCK_UNITS * features + o_n[:, None, None]
-            block = tl.broadcast_to(block, (BLOCK_N, UNITS, 2))
-            b_tops = tl.load(tops + tl.max_contiguous(block, [1, 1, 1]))
+            b_tops = tl.load(tops + (unit // _BLOCK_UNITS * stride_u + o_near))
         elif HAS_MIN:
-            b_tops = tl.load(tops + near)
+            b_tops = tl.load(tops + (unit * stride_u + o_near))
         if BITS == 5:
-            fifth = tl.broadcast_to(p_high + o_near, (BLOCK_N, UNITS, 2))
-            b_fifth = tl.load(tl.max_contiguous(fifth, [1, 1, 1]))
-            b_high = (b_fifth[:, :, :, None] >> (o_w % 2 * 32)).to(tl.int32)
+            b_fifth = tl.load(p_high + (unit * stride_n + 0 * o_h))
+        # the last load has the layout of all sums
+        b_codes = tl.load(p_codes + unit * WORDS)
+        b_high, b_more = b_codes, b_codes
+        if BITS == 5:
+            b_high = (b_fifth >> (o_w % 2 * 32)).to(tl.int32)
         elif BITS == 6:
-            b_high = tl.load(p_high + o_unit * 4)
+            b_high = tl.load(p_high + unit * 4)
         elif BITS == 8:
-            b_more = tl.load(p_codes + o_unit * WORDS + 8)
+            b_more = tl.load(p_codes + unit * WORDS + 8)
         for place in tl.static_range(2):
             b_half = _whole_codes(b_more if place else b_codes, b_high, shift, place, BITS)
-            scale, least = _scale_and_min(
-                b_words, b_tops, tl.arange(0, 2)[None, None, :], place, HAS_MIN, HAS_BLOCKS
-            )
-            p_half = p_x + (o_unit * 16 + 8 * place)
-            sums = _added(
-                sums, b_half, scale, least, p_half, inside, DTYPE, place, BITS, ZERO, HAS_MIN
-            )
+            scale, least = _scale_and_min(b_words, b_tops, o_h, place, ZERO, HAS_MIN, HAS_BLOCKS)
+            p_half = p_x + (unit * 16 + 8 * place)
+            sums = _added(sums, p_half, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE)
             if ROWS > 1:
                 p_row = p_half + stride
                 sums_1 = _added(
-                    sums_1, b_half, scale, least, p_row, inside, DTYPE, place, BITS, ZERO, HAS_MIN
+                    sums_1, p_row, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE
                 )
             if ROWS > 2:
                 p_row = p_half + 2 * stride
                 sums_2 = _added(
-                    sums_2, b_half, scale, least, p_row, inside, DTYPE, place, BITS, ZERO, HAS_MIN
+                    sums_2, p_row, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE
                 )
                 # three rows have no fourth
                 p_row = p_half + (rows - 1) * stride
                 sums_3 = _added(
-                    sums_3, b_half, scale, least, p_row, inside, DTYPE, place, BITS, ZERO, HAS_MIN
+                    sums_3, p_row, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE
                 )
     p_out = out + part * stride_part + o_n
-    tl.store(p_out, tl.sum(tl.sum(sums, 2), 1).to(out.dtype.element_ty))
+    tl.store(p_out, _outputs(sums, FLIP).to(out.dtype.element_ty))
     if ROWS > 1:
-        total = tl.sum(tl.sum(sums_1, 2), 1).to(out.dtype.element_ty)
+        total = _outputs(sums_1, FLIP).to(out.dtype.element_ty)
         tl.store(p_out + stride_row, total)
     if ROWS > 2:
-        total = tl.sum(tl.sum(sums_2, 2), 1).to(out.dtype.element_ty)
+        total = _outputs(sums_2, FLIP).to(out.dtype.element_ty)
         tl.store(p_out + 2 * stride_row, total)
         # with three rows the third again, with equal bits
-        total = tl.sum(tl.sum(sums_3, 2), 1).to(out.dtype.element_ty)
+        total = _outputs(sums_3, FLIP).to(out.dtype.element_ty)
         tl.store(p_out + (rows - 1) * stride_row, total)
 
 
@@ -232,10 +254,11 @@ def launch_vectors(
     # pieces of 16 bytes
     line = 16 * 32 * tile.warps // tile.outputs
     _plane_vectors_kernel[(features // tile.outputs, parts)](
-        x, codes, high, matrix.words, tops, out, rows, features, columns, x.stride(0),
-        out.stride(1), out.stride(0),
+        x, codes, high, matrix.words, tops, out, rows, columns, *matrix.words.stride(),
+        x.stride(0), out.stride(1), out.stride(0),
         ROWS=triton.next_power_of_2(rows), PARTS=parts, **constants(matrix), CHAINED=chained,
         AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts) // line * line,
         THREADS=32 * tile.warps, BLOCK_N=tile.outputs, UNITS=tile.units, STAGES=tile.stages,
+        WHOLE=columns // UNIT // parts % tile.units == 0, FLIP=_FLIP,
         num_warps=tile.warps, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
