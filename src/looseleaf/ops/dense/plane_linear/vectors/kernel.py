@@ -13,12 +13,11 @@ from torch import Tensor
 
 from looseleaf.ops.dense.plane_linear import UNIT, PlaneMatrix
 from looseleaf.ops.dense.plane_linear.vectors import MAX_ROWS, TILES, Tile
-from looseleaf.ops.dense.split_linear.kernel import prefetch
 from looseleaf.ops.scores.kernel import await_previous, start_next
 
 _COLUMNS = tl.constexpr(UNIT)
 _BLOCK_UNITS = tl.constexpr(256 // UNIT)
-_AHEAD_BYTES = 512
+_LINE_BYTES = tl.constexpr(128)
 # a code is its number times 2**-149; inputs times 2**80 are finite up to 2**48
 _INPUT, _SHIFT = tl.constexpr(80), tl.constexpr(2.0**69)
 # Triton 3.6 spreads lanes over the first of equal dims, 3.9 over the last: units must be that one
@@ -31,6 +30,17 @@ _LOW = tl.constexpr(0x0F0F0F0F)
 def half(words, PLACE: tl.constexpr):
     """The float16 numbers in one half of words of 4 bytes, in fp32."""
     return (words >> (16 * PLACE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _prefetch_line(address):
+    """Prefetches the line at each address to L2, without a wait.
+
+    A bulk prefetch of each thread is compiled to a loop over the lanes of a warp."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -119,7 +129,7 @@ def _plane_vectors_kernel(
     x, codes, high, words, tops, out, rows, columns, stride_u, stride_n, stride_x,
     stride_row, stride_part,
     ROWS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
-    HAS_MIN: tl.constexpr, HAS_BLOCKS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
+    HAS_MIN: tl.constexpr, HAS_BLOCKS: tl.constexpr, CHAINED: tl.constexpr,
     THREADS: tl.constexpr, BLOCK_N: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
     WHOLE: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
@@ -144,14 +154,14 @@ def _plane_vectors_kernel(
     # with this stride neighbours stay where their codes are loaded, not in a layout of their own
     o_near = o_out * stride_n + 0 * o_h
     p_x = x.to(tl.pointer_type(tl.int64)) + (4 * o_h + o_w)
-    if CHAINED and AHEAD > 0:
-        # each thread prefetches a piece of a row
+    if CHAINED:
+        # each thread prefetches a line of a row
         PIECES: tl.constexpr = THREADS // BLOCK_N
         thread = tl.arange(0, THREADS)
         row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
-        piece = row * row_units * (4 * WORDS) + begin * (4 * WORDS)
-        piece += thread % PIECES * (AHEAD // PIECES)
-        prefetch(codes.to(tl.int64) + piece, AHEAD // PIECES)
+        line = tl.minimum(thread % PIECES * _LINE_BYTES, units * (4 * WORDS) - 4)
+        start = (row * row_units + begin) * (4 * WORDS) + line
+        _prefetch_line(codes.to(tl.int64) + start)
     await_previous(CHAINED)
     stride = stride_x // 4
     sums = tl.zeros((2 * UNITS, BLOCK_N, 4) if FLIP else (BLOCK_N, 2 * UNITS, 4), tl.float32)
@@ -251,13 +261,10 @@ def launch_vectors(
         # a unit has 8 bytes of fifth bits
         high = matrix.high.view(torch.int64 if matrix.layout.bits == 5 else torch.int32)
     tops = matrix.words if matrix.tops is None else matrix.tops
-    # pieces of 16 bytes
-    line = 16 * 32 * tile.warps // tile.outputs
     _plane_vectors_kernel[(features // tile.outputs, parts)](
         x, codes, high, matrix.words, tops, out, rows, columns, *matrix.words.stride(),
         x.stride(0), out.stride(1), out.stride(0),
         ROWS=triton.next_power_of_2(rows), PARTS=parts, **constants(matrix), CHAINED=chained,
-        AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts) // line * line,
         THREADS=32 * tile.warps, BLOCK_N=tile.outputs, UNITS=tile.units, STAGES=tile.stages,
         WHOLE=columns // UNIT // parts % tile.units == 0, FLIP=_FLIP,
         num_warps=tile.warps, enable_fp_fusion=True, launch_pdl=chained,
