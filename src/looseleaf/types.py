@@ -1,6 +1,7 @@
 """Types that all packages share: attention state, rotation table, score rule, model hooks."""
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -76,6 +77,31 @@ class Attend(Protocol):
 
         Latent attention passes the keys as ``v``, too. Its output has no values in the rotated
         dims."""
+        ...
+
+
+class AttentionCall(NamedTuple):
+    """A layer's attention in C: the address of its function, and its arguments.
+
+    It returns 0 or the number of a fault."""
+
+    function: int
+    plan: ctypes.Structure
+    tensors: ctypes.Structure
+    phases: int
+
+
+@runtime_checkable
+class NativeAttend(Attend, Protocol):
+    """The attention of a step that C code may call."""
+
+    def calls(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Sequence[AttentionCall] | None:
+        """The calls of all layers, each over the content of these tensors at that time; None if a
+        layer has work outside of C. Valid during the step, as long as the tensors live."""
+        ...
+
+    def require(self, fault: int) -> None:
+        """Raises InvalidOption unless ``fault``, the result of a call, is 0."""
         ...
 
 

@@ -30,9 +30,9 @@ def test_graphs_end_before_the_ranks() -> None:
     )
     tiering: Any = SimpleNamespace(ranks=ranks, tiers=None, close=lambda: None)
     indexing: Any = SimpleNamespace(close=lambda: None)
-    pool: Any = SimpleNamespace(kv=torch.zeros(1))
-    graphs: Any = SimpleNamespace(clear=lambda: ended.append("graphs"))
-    close(indexing, tiering, pool, [], [graphs])
+    graphs = SimpleNamespace(clear=lambda: ended.append("graphs"))
+    runner: Any = SimpleNamespace(pool=SimpleNamespace(kv=torch.zeros(1)), captures=[graphs])
+    close(indexing, tiering, runner, [])
     assert ended == ["link", "graphs", "ranks"]
 
 

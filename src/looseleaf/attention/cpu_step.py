@@ -6,6 +6,7 @@ PyTorch's flash attention span by span. A step is prepared once for all layers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Ph
 from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.rope import map_distinct
-from looseleaf.types import Rotation, ScoreRule
+from looseleaf.types import AttentionCall, Rotation, ScoreRule
 
 Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
@@ -66,6 +67,7 @@ class CpuAttention:
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
         ]
         self.heads = torch.arange(self.layout.num_kv_heads)
+        self._calls = _Calls([], (), [])
         self._storing: dict[int, NativePlan] = {}
         self._layer_plans: list[NativePlan] = []
         # the pool's memory never moves
@@ -197,6 +199,20 @@ class CpuAttention:
             self._plans[key] = self._native_plan(layer, lists)
         return self._plans[key]
 
+    def calls(
+        self, plans: list[NativePlan], q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    ) -> Sequence[AttentionCall]:
+        """The calls of all layers, which store, read and merge; those of the last step are kept."""
+        kept, tensors = self._calls, (q, k, v, out)
+        same = kept.plans is plans and all(map(_is_same, kept.tensors, tensors))
+        if not (same and kept.calls):
+            calls = [
+                plan.call(_STORE_AND_READ, q, (k, v), out, pages, rule.sinks)
+                for plan, pages, rule in zip(plans, self.pages_at, self.rules, strict=True)
+            ]
+            self._calls = _Calls(plans, tensors, calls)
+        return self._calls.calls
+
     def row_state_indptr(self, reads: LayerReads) -> Tensor:
         """Prefix sums of the states per row."""
         return self._lists[reads.key].work.row_state_indptr
@@ -259,6 +275,23 @@ class Prompts:
         out[:] = state.out
 
 
+# once, because a union of flags takes as long as a short kernel
+_READ = Phase.PARTIAL | Phase.MERGE
+_STORE_AND_READ = Phase.STORE | _READ
+
+
+class _Calls(NamedTuple):
+    """Calls of all layers' ``plans`` over tensors."""
+
+    plans: list[NativePlan]
+    tensors: tuple[Tensor, ...]
+    calls: list[AttentionCall]
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
+
+
 @dataclass(frozen=True)
 class _NativeStep:
     """A step whose decode rows are read by C kernels."""
@@ -289,12 +322,24 @@ class _NativeStep:
                 rows.join(layer, q, plan.states, indptr)
             plan.run(Phase.MERGE, out=out, sinks=sinks)
         elif split:
-            plan.run(store | Phase.PARTIAL | Phase.MERGE, q, kv, out, pages, sinks)
+            plan.run(_READ if kv is None else _STORE_AND_READ, q, kv, out, pages, sinks)
         elif kv is not None:
             plan.run(store, kv=kv, pages=pages)
         if self.prompts is not None:
             self.prompts.attend(layer, q[split:], out[split:])
         return out
+
+    def calls(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Sequence[AttentionCall] | None:
+        """See `looseleaf.types.NativeAttend`."""
+        if self.prompts is not None or any(scale is not None for scale in self.scales):
+            return None
+        if not self.num_decode_rows or any(reads.joining for reads in self.layer_reads):
+            return None
+        return self.owner.calls(self.plans, q, k, v, out)
+
+    def require(self, fault: int) -> None:
+        """See `looseleaf.types.NativeAttend`."""
+        NativePlan.require(fault)
 
 
 @dataclass(frozen=True)

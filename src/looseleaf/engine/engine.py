@@ -155,9 +155,8 @@ class Engine:
             only_here(close),
             indexing=self.hosting.indexing,
             tiering=self.tiering,
-            pool=parts.runner.pool,
+            runner=parts.runner,
             sandboxes=self.sandboxes,
-            graphs=parts.runner.captures,
             events=self._events,
         )
 

@@ -8,26 +8,18 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn, ParamSpec, Protocol
+from typing import NoReturn, ParamSpec
 
 import torch
 
 from looseleaf.engine.documents.hosting import Indexing
 from looseleaf.engine.kv_events import KvEvents
+from looseleaf.engine.runner.runner import Runner
 from looseleaf.engine.tiering.tiering import Tiering
 from looseleaf.errors import EngineClosed
-from looseleaf.kv.pool import PagePool
 from looseleaf.sandbox import Sandbox
 
 P = ParamSpec("P")
-
-
-class HasGraphs(Protocol):
-    """An owner of captured graphs."""
-
-    def clear(self) -> None:
-        """Free all graphs."""
-        ...
 
 
 class ForkGuard:
@@ -90,9 +82,8 @@ def only_here(function: Callable[P, None]) -> Callable[P, None]:
 def close(
     indexing: Indexing,
     tiering: Tiering,
-    pool: PagePool,
+    runner: Runner,
     sandboxes: Sequence[Sandbox],
-    graphs: Sequence[HasGraphs],
     events: KvEvents | None = None,
 ) -> None:
     """Close everything that runs beside an engine, and free its GPU pages if it has no tiers.
@@ -108,7 +99,7 @@ def close(
     tiering.close()
     if events is not None:
         events.publisher.close()
-    device = pool.kv.device
+    device = runner.pool.kv.device
     if device.type == "cuda":
         # a step in flight still reads host memory that is about to be reused; the engine has
         # reported errors of the device already
@@ -116,9 +107,9 @@ def close(
             torch.cuda.synchronize(device)
             # a thread of a slow tier may still write to the pages
             if tiering.tiers is None:
-                pool.release_memory()
+                runner.pool.release_memory()
     if ranks is not None:
         # NCCL ends only after all graphs with its operations
-        for captured in graphs:
-            captured.clear()
+        for graphs in runner.captures:
+            graphs.clear()
         ranks.close()

@@ -7,6 +7,7 @@ knows the position of each row. So one forward pass serves prefill, decode and b
 from collections.abc import Container
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +36,7 @@ from looseleaf.models.linear import look_up, project
 from looseleaf.models.packing import Packing
 from looseleaf.parallel import Ranks
 from looseleaf.rope import query_scale
-from looseleaf.types import Attend, LayerHook
+from looseleaf.types import Attend, LayerHook, NativeAttend
 
 
 class Decoder:
@@ -64,6 +65,9 @@ class Decoder:
         self.ranks = weights.ranks
         # a chain has no place for sums over ranks
         self._chain = LayerChain.create(config, weights) if self.ranks is None else None
+        # C code may call attention where heads are neither normed nor scaled
+        unscaled = not config.layer_heads and all(scale is None for scale in self._query_scales)
+        self._has_plain_heads = unscaled and all(each.q_norm is None for each in weights.layers)
         # branches are added to the stream without a norm or a multiplier
         self._plain = not config.post_norms and config.residual_multiplier == 1.0
         # Gemma rounds the root of the hidden size to the dtype; Granite's multipliers are exact
@@ -243,7 +247,12 @@ class Decoder:
     def _chained(
         self, chain: LayerChain, stream: Tensor, attend: Attend, last_rows: Tensor | None
     ) -> Tensor:
-        """The stream after the last layer, with one call of products a layer."""
+        """The stream after the last layer, by one call for all layers or one call a layer."""
+        all_rows = last_rows is None or len(last_rows) == len(stream)
+        if self._has_plain_heads and all_rows and isinstance(attend, NativeAttend):
+            after = chain.run(stream, attend, partial(self._split_heads, 0))
+            if after is not None:
+                return after
         last, heads = len(self.weights.layers) - 1, None
         for index in range(last + 1):
             q, k, v = self._split_heads(

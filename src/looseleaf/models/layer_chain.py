@@ -1,9 +1,11 @@
-"""The products of a decoder's layers between two attentions, in one call a layer.
+"""A decoder's layers by few calls: one for the products between two attentions, or one for all
+layers with their attention.
 
 Only for quantized weights on a CPU with C kernels, and layers that add their branches to the stream
 without a norm or a multiplier.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,10 +17,12 @@ from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.product_chain import ProductChain, Stage
 from looseleaf.ops.dense.quantized_linear import PackedMatrix
+from looseleaf.types import NativeAttend
 
 MAX_ROWS = 32
 """Most rows of a chain: with more, Python's share of a step is small."""
 
+SplitHeads = Callable[[Tensor], tuple[Tensor, Tensor | None, Tensor | None]]
 # numbers of buffers
 _STREAM, _ATTENDED, _OUT, _HEADS, _INNER = range(5)
 
@@ -32,11 +36,24 @@ class _Range(NamedTuple):
     next_stop: int
 
 
+class _Memory(NamedTuple):
+    """Buffers of a layer that its successor overwrites."""
+
+    heads: Tensor
+    attended: Tensor
+    inner: Tensor
+
+
 class LayerChain:
     """The stages of all layers of a decoder."""
 
     def __init__(self, chain: ProductChain, ranges: list[_Range], widths: tuple[int, ...]) -> None:
         self._chain, self._ranges, self._widths = chain, ranges, widths
+        stops = [*(each.next_stop for each in ranges[:-1]), ranges[-1].stop]
+        starts = [each.branches for each in ranges]
+        self._stages = list(zip(starts, stops, strict=True))
+        # by the number of rows
+        self._memory: dict[int, _Memory] = {}
 
     @classmethod
     def create(cls, config: ModelConfig, weights: DecoderWeights) -> "LayerChain | None":
@@ -81,6 +98,33 @@ class LayerChain:
         buffers = (stream, attended, out, heads, inner)
         self._chain.run(first, next_stop if next_heads else stop, buffers)
         return out, heads
+
+    def run(self, stream: Tensor, attend: NativeAttend, split: SplitHeads) -> Tensor | None:
+        """The stream after the last layer, by one call for all layers.
+
+        ``split`` has queries, keys and values of a layer's fused heads. None if ``attend`` has work
+        outside of C."""
+        memory = self._memory_of(stream)
+        q, k, v = split(memory.heads)
+        assert k is not None and v is not None, "every layer of a chain stores keys"
+        calls = attend.calls(q, k, v, memory.attended.view(q.shape))
+        if calls is None:
+            return None
+        first, stop = self._ranges[0][:2]
+        self._chain.run(first, stop, (None, None, stream, memory.heads, None))
+        outputs = self._empty(_OUT, stream), self._empty(_OUT, stream)
+        buffers = (stream, memory.attended, outputs[0], memory.heads, memory.inner)
+        turns = _STREAM, _OUT, outputs[1]
+        attend.require(self._chain.run_layers(calls, self._stages, buffers, turns))
+        return outputs[(len(self._ranges) - 1) % 2]
+
+    def _memory_of(self, stream: Tensor) -> "_Memory":
+        """Buffers for the rows of ``stream``, whose addresses stay."""
+        rows = len(stream)
+        if rows not in self._memory:
+            sizes = (_HEADS, _ATTENDED, _INNER)
+            self._memory[rows] = _Memory(*(self._empty(buffer, stream) for buffer in sizes))
+        return self._memory[rows]
 
     def _empty(self, buffer: int, like: Tensor) -> Tensor:
         return torch.empty(like.shape[0], self._widths[buffer], dtype=like.dtype)

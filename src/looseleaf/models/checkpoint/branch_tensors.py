@@ -1,37 +1,13 @@
 """Tensors of Gemma 4's further branches: inputs of layers, and experts beside the MLP."""
 
-from typing import Protocol, runtime_checkable
-
 from torch import Tensor
 
 from looseleaf.config import ModelConfig
-from looseleaf.models.layers import ExpertBranch, InputWeights, LayerInputWeights, Norm, Router
+from looseleaf.models.checkpoint.tensor_reader import TensorReader
+from looseleaf.models.layers import ExpertBranch, InputWeights, LayerInputWeights, Router
 from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 from looseleaf.ops.dense.scaled_linear import TILE
-
-
-@runtime_checkable
-class TensorReader(Protocol):
-    """Reads or checks tensors by name; see ``weights.py``."""
-
-    def fused(
-        self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
-    ) -> Tensor: ...
-
-    def matrix(
-        self, names: list[str], sizes: list[int], fan_in: int
-    ) -> Tensor | QuantizedWeight: ...
-
-    def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight: ...
-
-    def norm(self, name: str, size: int, config: ModelConfig) -> Norm: ...
-
-    def projection(
-        self, names: list[str], sizes: list[int], fan_in: int, bias: bool
-    ) -> Projection: ...
-
-    def router(self, weight: Tensor) -> Tensor: ...
 
 
 def read_inputs(reader: TensorReader, config: ModelConfig) -> InputWeights | None:

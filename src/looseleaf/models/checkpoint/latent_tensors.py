@@ -1,29 +1,10 @@
 """Tensors of latent attention (MLA): names and sizes of the fused projection, and the maps."""
 
-from typing import Protocol, runtime_checkable
-
 from torch import Tensor
 
 from looseleaf.config import LatentConfig, ModelConfig
-from looseleaf.models.layers import LatentWeights, Norm
-from looseleaf.models.linear import Projection
-
-
-@runtime_checkable
-class TensorReader(Protocol):
-    """Reads or checks tensors by name; see ``weights.py``."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def fused(
-        self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
-    ) -> Tensor: ...
-
-    def norm(self, name: str, size: int, config: ModelConfig) -> Norm: ...
-
-    def projection(
-        self, names: list[str], sizes: list[int], fan_in: int, bias: bool
-    ) -> Projection: ...
+from looseleaf.models.checkpoint.tensor_reader import TensorReader
+from looseleaf.models.layers import LatentWeights
 
 
 def fused_tensors(config: ModelConfig) -> tuple[list[str], list[int]]:

@@ -1,9 +1,12 @@
-"""The reader of tensors that the tables of experts use; ``weights.py`` has the implementations."""
+"""The reader of a checkpoint's tensors; ``weights.py`` has the implementations."""
 
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from looseleaf.config import ModelConfig
+from looseleaf.models.layers import Norm
+from looseleaf.models.linear import Projection
 from looseleaf.models.quantized import QuantizedWeight
 
 
@@ -20,6 +23,16 @@ class TensorReader(Protocol):
     def fused(
         self, names: list[str], shapes: list[tuple[int, ...]], wide: bool = False
     ) -> Tensor: ...
+
+    def matrix(
+        self, names: list[str], sizes: list[int], fan_in: int
+    ) -> Tensor | QuantizedWeight: ...
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Norm: ...
+
+    def projection(
+        self, names: list[str], sizes: list[int], fan_in: int, bias: bool
+    ) -> Projection: ...
 
     def narrow(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight: ...
 

@@ -19,7 +19,7 @@ from looseleaf.ops.native.c_compiler import vector_lanes
 from looseleaf.ops.native.native_build import load_library, read_source
 from looseleaf.ops.page_dtypes import FP8
 from looseleaf.ops.partial_attention.work_list import WorkList
-from looseleaf.types import AttnState, Rotation, ScoreRule
+from looseleaf.types import AttentionCall, AttnState, Rotation, ScoreRule
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 3}
 _LISTS = (
@@ -332,6 +332,29 @@ class NativePlan:
             tensors.out = out.data_ptr()
             tensors.sinks = 0 if sinks is None else self._address_of(sinks, heads)
         if fault := self._attention(*self._pointers, int(phases)):
+            self.require(fault)
+
+    def call(
+        self,
+        phases: Phase,
+        q: Float[Tensor, "rows qo_heads head_dim"],
+        kv: tuple[Tensor, Tensor],
+        out: Float[Tensor, "rows qo_heads head_dim"],
+        pages: PageAddresses,
+        sinks: Float[Tensor, " qo_heads"] | None,
+    ) -> AttentionCall:
+        """`run` as a call for other C code, valid while this plan and the tensors live."""
+        # no phase: only addresses and strides are written
+        self.run(Phase(0), q, kv, out, pages, sinks)
+        function = ctypes.cast(self._attention, ctypes.c_void_p).value
+        assert function is not None, "a loaded function has an address"
+        tensors = _Tensors.from_buffer_copy(self._tensors)
+        return AttentionCall(function, self._plan, tensors, int(phases))
+
+    @staticmethod
+    def require(fault: int) -> None:
+        """Raises InvalidOption unless ``fault``, the result of a call, is 0."""
+        if fault:
             raise InvalidOption(f"the lists of attention are invalid: {_FAULTS[fault]}")
 
     def _address_of(self, sinks: Tensor, heads: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from looseleaf.errors import InvalidOption
 from looseleaf.ops.dense.quantized_linear import PackedMatrix
 from looseleaf.ops.dense.rms_norm.native import load_norm_library
+from looseleaf.types import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,27 @@ class _Buffer(ctypes.Structure):
     _fields_ = (("rows", ctypes.c_void_p), ("stride", ctypes.c_int64))
 
 
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention", "plan", "tensors")),
+        *((name, ctypes.c_int64) for name in ("phases", "first", "count")),
+    )
+
+
+class _Turns(ctypes.Structure):
+    _fields_ = (("input", ctypes.c_int64), ("output", ctypes.c_int64), ("other", _Buffer))
+
+
 @cache
-def _load_chain(dtype: torch.dtype) -> Any:
-    chain = load_norm_library(dtype).looseleaf_chain
+def _load_chain(dtype: torch.dtype) -> tuple[Any, Any]:
+    """The functions of stages, and of layers with their attention."""
+    library = load_norm_library(dtype)
+    chain, layers = library.looseleaf_chain, library.looseleaf_layers
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     chain.argtypes = [pointer, number, pointer, number, ctypes.c_float]
-    chain.restype = ctypes.c_int
-    return chain
+    layers.argtypes = [pointer, number, pointer, pointer, pointer, number, ctypes.c_float]
+    chain.restype = layers.restype = ctypes.c_int
+    return chain, layers
 
 
 class ProductChain:
@@ -75,7 +90,8 @@ class ProductChain:
 
     def __init__(self, stages: Sequence[Stage], widths: Sequence[int], eps: float) -> None:
         self.dtype = stages[0].matrix.dtype
-        self._chain, self._eps, self._widths = _load_chain(self.dtype), eps, tuple(widths)
+        self._chain, self._layers = _load_chain(self.dtype)
+        self._eps, self._widths = eps, tuple(widths)
         for stage in stages:
             _check(stage, self._widths, self.dtype)
         self._stages = (_Stage * len(stages))(*map(_fields, stages))
@@ -87,6 +103,37 @@ class ProductChain:
 
         A buffer that no stage uses may be None. Raises InvalidOption for buffers of another dtype
         or shape, and MemoryError."""
+        addresses, rows = self._addresses(buffers)
+        stages = ctypes.addressof(self._stages[start])
+        if self._chain(stages, stop - start, ctypes.addressof(addresses), rows, self._eps):
+            raise MemoryError("no memory for the activations of quantized products")
+
+    def run_layers(
+        self,
+        calls: Sequence[AttentionCall],
+        stages: Sequence[tuple[int, int]],
+        buffers: Sequence[Tensor | None],
+        turns: tuple[int, int, Tensor],
+    ) -> int:
+        """Runs layers, each of them an attention and the stages from a start to a stop.
+
+        ``turns`` has the numbers of the buffers of a layer's input and output, and a second output:
+        a layer's output is the next layer's input. Returns the fault of an attention that failed,
+        or 0. Raises as `run`."""
+        addresses, rows = self._addresses(buffers)
+        source, target, other = turns
+        layers = (_Layer * len(calls))(*map(_layer, calls, stages))
+        second = _Turns(source, target, _Buffer(other.data_ptr(), other.stride(0)))
+        fault: int = self._layers(
+            ctypes.addressof(layers), len(calls), ctypes.addressof(self._stages),
+            ctypes.addressof(addresses), ctypes.addressof(second), rows, self._eps,
+        )  # fmt: skip
+        if fault == 1:
+            raise MemoryError("no memory for the activations of quantized products")
+        return max(0, fault - 1)
+
+    def _addresses(self, buffers: Sequence[Tensor | None]) -> tuple[ctypes.Array[_Buffer], int]:
+        """The addresses of ``buffers``, and their number of rows."""
         addresses, rows = self._buffers(), None
         for buffer, width, address in zip(buffers, self._widths, addresses, strict=True):
             if buffer is None:
@@ -101,9 +148,13 @@ class ProductChain:
                     f"on the CPU, not {[*buffer.shape]} in {buffer.dtype}"
                 )
             address.rows, address.stride = buffer.data_ptr(), stride
-        stages = ctypes.addressof(self._stages[start])
-        if self._chain(stages, stop - start, ctypes.addressof(addresses), rows or 0, self._eps):
-            raise MemoryError("no memory for the activations of quantized products")
+        return addresses, rows or 0
+
+
+def _layer(call: AttentionCall, stages: tuple[int, int]) -> _Layer:
+    first, stop = stages
+    plan, tensors = ctypes.addressof(call.plan), ctypes.addressof(call.tensors)
+    return _Layer(call.function, plan, tensors, call.phases, first, stop - first)
 
 
 def _check(stage: Stage, widths: Sequence[int], dtype: torch.dtype) -> None:

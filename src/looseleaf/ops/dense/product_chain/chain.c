@@ -50,3 +50,34 @@ int looseleaf_chain(const Stage *stages, int64_t count, const Buffer *buffers, i
     free(normed);
     return failed;
 }
+
+typedef int (*Attention)(const void *plan, const void *tensors, int64_t phases);
+
+/* Attention of a layer, and the stages after it. */
+typedef struct {
+    Attention attention;
+    const void *plan, *tensors;
+    int64_t phases, first, count;
+} Layer;
+
+/* Numbers of the buffers of a layer's input and output; the output is the next layer's input, and the outputs take turns
+   in two buffers. */
+typedef struct {
+    int64_t input, output;
+    Buffer other;
+} Turns;
+
+/* Runs layers. Returns 0, 1 if memory runs out, or a fault of attention plus 1. */
+int looseleaf_layers(const Layer *layers, int64_t count, const Stage *stages, Buffer *buffers, const Turns *turns,
+                     int64_t rows, float eps) {
+    Buffer other = turns->other;
+    for (int64_t n = 0; n < count; n++) {
+        const Layer *layer = &layers[n];
+        int fault = layer->attention(layer->plan, layer->tensors, layer->phases);
+        if (fault) return fault + 1;
+        if (looseleaf_chain(stages + layer->first, layer->count, buffers, rows, eps)) return 1;
+        Buffer output = buffers[turns->output];
+        buffers[turns->input] = output, buffers[turns->output] = other, other = output;
+    }
+    return 0;
+}
