@@ -1,5 +1,6 @@
 """GGUF's formats on a GPU: products within budgets, replayed, and a file that stays in its bits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from looseleaf.ops.dense.plane_linear import (
     plane_linear,
     split_planes,
 )
+from looseleaf.ops.dense.plane_linear.vectors import Tile
+from looseleaf.ops.dense.plane_linear.vectors.kernel import launch_vectors, tile_of
 from looseleaf_lab.testing.poison import poisoned
 from looseleaf_lab.testing.quantized import normal_blocks, random_blocks
 from tests.checkpoints import make_model
@@ -43,7 +46,7 @@ def test_the_kernel_has_the_values_of_the_blocks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 64, 128, 129, 1000])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 17, 64, 128, 129, 1000])
 @pytest.mark.parametrize(("features", "columns"), [(192, 768), (4096, 14_336)])
 def test_products_are_within_the_bound(name: str, rows: int, features: int, columns: int) -> None:
     matrices = [split_planes(normal_blocks(name, features, columns), CUDA)]
@@ -55,6 +58,30 @@ def test_products_are_within_the_bound(name: str, rows: int, features: int, colu
     weight = torch.cat([dequantize_planes(m, torch.float32) for m in matrices])
     truth = x.double() @ weight.double().T
     assert (product.double() - truth).norm() / truth.norm() < 0.006
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_few_rows_multiply_weights_that_are_not_rounded(
+    name: str, rows: int, dtype: torch.dtype
+) -> None:
+    """Also of outliers and tiny inputs, in parts, with loads ahead and in other tiles."""
+    features, columns = 4096, 14_336
+    matrix = split_planes(normal_blocks(name, features, columns), CUDA)
+    x = torch.randn(rows, columns, device=CUDA)
+    x[:, ::7] *= 1e-4
+    x[:, 5::1000] *= 1e4
+    x = x.to(dtype)
+    weight = dequantize_planes(matrix, torch.float32).double()
+    truth = x.double() @ weight.T
+    chained = torch.cuda.get_device_capability()[0] >= 9
+    own = tile_of(rows)
+    for tile, parts in ((own, 1), (own, 4), (replace(own, stages=3), 2), (Tile(32, 4, 4, 1, 4), 8)):
+        out = torch.full((parts, rows, features), torch.nan, device=CUDA)
+        with poisoned():
+            launch_vectors(x, matrix, out, tile, chained=chained)
+        assert (out.sum(0).double() - truth).norm() / truth.norm() < 2e-6
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K"])

@@ -28,6 +28,11 @@ from looseleaf.ops.dense.plane_linear.kernel import (
     dequantize_planes_triton,
 )
 from looseleaf.ops.dense.plane_linear.kernel import launch as launch_planes
+from looseleaf.ops.dense.plane_linear.vectors.kernel import (
+    _plane_vectors_kernel,
+    tile_of,
+)
+from looseleaf.ops.dense.plane_linear.vectors.kernel import launch_vectors as launch_plane_vectors
 from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.dense.scaled_linear import quantize
 from looseleaf.ops.dense.scaled_linear.kernel import (
@@ -316,11 +321,15 @@ def compiled_planes() -> Iterator[Compiled]:
     cases = ("Q4_0", 1, torch.bfloat16), ("Q5_1", 64, torch.bfloat16), ("Q8_0", 1, torch.float16)
     blocks = ("Q4_K", 1, torch.bfloat16), ("Q6_K", 64, torch.bfloat16)
     numbers = torch.zeros(2, dtype=torch.int64)
-    with compiling(_plane_linear_kernel, _dequantize_planes_kernel) as kernels:
+    products = (_plane_linear_kernel, _plane_vectors_kernel)
+    with compiling(*products, _dequantize_planes_kernel) as kernels:
         for name, rows, dtype in (*cases, *blocks):
-            planes = split_planes(random_blocks(name, 64, 512), torch.device("cpu"))
-            x, out = torch.zeros(rows, 512, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
+            # units that fill steps of the loop, and units that do not
+            columns, few = (512, 1) if rows == 1 else (768, 2 if name == "Q5_1" else 4)
+            planes = split_planes(random_blocks(name, 64, columns), torch.device("cpu"))
+            x, out = torch.zeros(rows, columns, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
             launch_planes(x, planes, out, chained=True)
+            launch_plane_vectors(x[:few], planes, out[:, :few], tile_of(few), chained=True)
             dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
     yield from kernels
 

@@ -14,6 +14,8 @@ from looseleaf.ops.dense.plane_linear import (
     plane_summands,
     split_planes,
 )
+from looseleaf.ops.dense.plane_linear.vectors import Tile
+from looseleaf.ops.dense.plane_linear.vectors import kernel as vectors
 from looseleaf_lab.testing.budget import assert_within_budget
 from looseleaf_lab.testing.poison import poisoned
 from looseleaf_lab.testing.quantized import normal_blocks, random_blocks
@@ -46,7 +48,7 @@ def test_planes_have_the_values_of_the_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q4_K"])
 def test_the_kernel_is_within_the_budget(name: str, dtype: torch.dtype) -> None:
     # parts of the inner dims, one part, and two blocks of rows
-    size = {"Q4_0": (2, 1024), "Q4_K": (1, 512), "Q5_1": (65, 128)}
+    size = {"Q4_0": (6, 1024), "Q4_K": (1, 512), "Q5_1": (65, 128)}
     rows, columns = size.get(name, (5, 256 if name.endswith("K") else 320))
     names = (name, "Q6_K") if name == "Q4_K" else (name,)
     matrices = [split_planes(normal_blocks(n, 64, columns), DEVICE) for n in names]
@@ -57,6 +59,35 @@ def test_the_kernel_is_within_the_budget(name: str, dtype: torch.dtype) -> None:
     plain = x @ weight.to(dtype).T
     assert_within_budget(product, x.double() @ weight.T, plain, dtype)
     assert torch.equal(plane_summands(x, matrices, "triton").sum(0).to(dtype), product)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_few_rows_multiply_weights_that_are_not_rounded(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums in parts have the error of fp32, in steps that end within units or with them."""
+    dtype, parts = (torch.bfloat16, 1) if rows == 2 else (torch.float16, 2)
+    monkeypatch.setattr(vectors, "_FLIP", rows == 1)
+    columns = 768 if rows == 1 else 512
+    planes = split_planes(normal_blocks(name, 64, columns), DEVICE)
+    x = torch.randn(rows, columns + 88).mul(50).to(DEVICE, dtype)[:, :columns]
+    out = x.new_full((parts, rows, 64), torch.nan, dtype=torch.float32)
+    chained = DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] >= 9
+    with poisoned():
+        vectors.launch_vectors(x, planes, out, Tile(64, 4, 4, 1, 4), chained=chained)
+    weight = dequantize_planes(planes, torch.float32)
+    truth = x.double() @ weight.double().T
+    assert_within_budget(out.sum(0), truth, x.float() @ weight.T, torch.float32)
+
+
+def test_few_rows_in_odd_places_have_their_product() -> None:
+    planes = split_planes(normal_blocks("Q8_0", 64, 64), DEVICE)
+    x = torch.randn(2, 72).to(DEVICE, torch.float16)[:, 1:65]
+    assert not vectors.takes(x) and vectors.takes(x.contiguous())
+    product = plane_linear(x, [planes], "triton")
+    expected = plane_linear(x.contiguous(), [planes], "triton")
+    torch.testing.assert_close(product, expected, atol=0.01, rtol=0.002)
 
 
 def test_many_rows_multiply_the_rounded_values() -> None:

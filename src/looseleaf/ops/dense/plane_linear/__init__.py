@@ -4,8 +4,9 @@ GGUF's blocks have 18 to 210 bytes, which a GPU can't read in aligned words. So 
 are sorted into planes: low halves of codes, their further bits, and scales. The planes take as many
 bytes as the blocks; Q4_K, Q5_K and Q6_K take up to 3 % more.
 
-Few rows are bound by the read of the matrix. A kernel reads the planes, and rounds each weight once
-to the dtype of the rows. For more rows, slabs of the matrix are dequantized for the library.
+Few rows are bound by the read of the matrix, so kernels read the planes. Up to four rows of 16 bits
+multiply codes without tensor cores, and no weight is rounded. From five rows on a weight is rounded
+once to the dtype of the rows. For many rows, slabs of the matrix are dequantized for the library.
 
 A unit is 64 columns. Byte ``j`` of its 32 low bytes has the codes of columns ``j`` and ``j + 32``.
 """
@@ -178,8 +179,9 @@ def plane_linear(
 ) -> Float[Tensor, "rows features"]:
     """``x @ weight.T`` of ``matrices`` one below the other, in the dtype of ``x``.
 
-    Sums are fp32. Its only other error is the rounding of a weight to the dtype of ``x``. The
-    columns of ``x`` are contiguous. Raises InvalidOption for an unknown ``implementation``."""
+    Sums are fp32. Its only other error is the rounding of a weight to the dtype of ``x``, which one
+    to four rows of 16 bits don't have on a GPU. Their inputs are below 2**48. The columns of ``x``
+    are contiguous. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, x) != "triton":
         return plane_linear_reference(x, matrices)
     from looseleaf.ops.dense.plane_linear.kernel import plane_linear_triton

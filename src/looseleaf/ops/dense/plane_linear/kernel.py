@@ -14,6 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.dense.plane_linear import TILE_FEATURES, UNIT, PlaneMatrix, features_of
+from looseleaf.ops.dense.plane_linear.vectors.kernel import (
+    constants,
+    half,
+    launch_vectors,
+    takes,
+    tile_of,
+)
+from looseleaf.ops.dense.plane_linear.vectors.kernel import num_parts as vector_parts
 from looseleaf.ops.dense.scaled_linear.kernel import add_parts, block_rows, num_parts
 from looseleaf.ops.dense.split_linear.kernel import prefetch
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
@@ -23,12 +31,6 @@ _HALF = tl.constexpr(UNIT // 2)
 _BLOCK = tl.constexpr(256)
 _AHEAD_BYTES = 256
 _ROW_BLOCK = 32
-
-
-@triton.jit
-def _half(words, PLACE: tl.constexpr):
-    """The float16 numbers in one half of words of 4 bytes, in fp32."""
-    return (words >> (16 * PLACE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -46,17 +48,17 @@ def _numbers(
         codes |= ((b_high.to(tl.int32) >> shifts) & ((1 << (BITS - 4)) - 1)) << 4
     numbers = (codes - ZERO).to(tl.float32)
     if not HAS_BLOCKS:
-        numbers *= _half(b_words, PLACE)[:, None]
+        numbers *= half(b_words, PLACE)[:, None]
         if HAS_MIN:
-            numbers += _half(b_tops, PLACE)[:, None]
+            numbers += half(b_tops, PLACE)[:, None]
     elif HAS_MIN:
-        scales = _half(b_tops, 0) * ((b_words >> (8 * PLACE)) & 255).to(tl.float32)
-        mins = _half(b_tops, 1) * ((b_words >> (16 + 8 * PLACE)) & 255).to(tl.float32)
+        scales = half(b_tops, 0) * ((b_words >> (8 * PLACE)) & 255).to(tl.float32)
+        mins = half(b_tops, 1) * ((b_words >> (16 + 8 * PLACE)) & 255).to(tl.float32)
         numbers = numbers * scales[:, None] - mins[:, None]
     else:
         # a scale for 16 columns
-        first = _half(b_tops, 0) * (b_words >> (16 * PLACE)).to(tl.int8).to(tl.float32)
-        second = _half(b_tops, 0) * (b_words >> (16 * PLACE + 8)).to(tl.int8).to(tl.float32)
+        first = half(b_tops, 0) * (b_words >> (16 * PLACE)).to(tl.int8).to(tl.float32)
+        second = half(b_tops, 0) * (b_words >> (16 * PLACE + 8)).to(tl.int8).to(tl.float32)
         is_first = (tl.arange(0, _HALF) < 16)[None, :]
         numbers *= tl.where(is_first, first[:, None], second[:, None])
     return numbers
@@ -175,12 +177,21 @@ def plane_summands_triton(
     num_sms = 1
     if x.is_cuda:
         num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    parts = num_parts(rows, features, columns, num_sms)
+    is_few = takes(x)
+    parts = (
+        vector_parts(features, columns, num_sms, tile_of(rows))
+        if is_few
+        else num_parts(rows, features, columns, num_sms)
+    )
     dtype = x.dtype if parts == 1 else torch.float32
     out = torch.empty((parts, rows, features), dtype=dtype, device=x.device)
     first = 0
     for matrix in matrices if rows else ():
-        launch(x, matrix, out[:, :, first : first + matrix.features], chained=chains(x))
+        target = out[:, :, first : first + matrix.features]
+        if is_few:
+            launch_vectors(x, matrix, target, tile_of(rows), chained=chains(x))
+        else:
+            launch(x, matrix, target, chained=chains(x))
         first += matrix.features
     return out
 
@@ -192,7 +203,7 @@ def launch(x: Tensor, matrix: PlaneMatrix, out: Tensor, *, chained: bool) -> Non
     grid = (features // TILE_FEATURES, parts, triton.cdiv(rows, block_m))
     _plane_linear_kernel[grid](
         x, *_planes(matrix), out, rows, features, columns, x.stride(0), out.stride(1),
-        out.stride(0), PARTS=parts, **_constants(matrix), CHAINED=chained,
+        out.stride(0), PARTS=parts, **constants(matrix), CHAINED=chained,
         AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts // 32 * 32),
         BLOCK_M=block_m, BLOCK_N=TILE_FEATURES,
         num_warps=4, num_stages=5, enable_fp_fusion=True, launch_pdl=chained,
@@ -212,7 +223,7 @@ def dequantize_planes_triton(
         grid = (triton.cdiv(rows, _ROW_BLOCK), matrix.columns // UNIT)
         _dequantize_planes_kernel[grid](
             numbers, *_planes(matrix), out, rows, start, matrix.features, matrix.columns,
-            **_constants(matrix), LISTED=listed, BLOCK_N=_ROW_BLOCK, enable_fp_fusion=True,
+            **constants(matrix), LISTED=listed, BLOCK_N=_ROW_BLOCK, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -223,13 +234,3 @@ def _planes(matrix: PlaneMatrix) -> tuple[Tensor, ...]:
     tops = matrix.words if matrix.tops is None else matrix.tops
     assert matrix.codes.is_contiguous() and matrix.words.is_contiguous(), "whole planes"
     return matrix.codes, high, matrix.words, tops
-
-
-def _constants(matrix: PlaneMatrix) -> dict[str, int | bool]:
-    layout = matrix.layout
-    return {
-        "BITS": layout.bits,
-        "ZERO": layout.zero,
-        "HAS_MIN": layout.has_min,
-        "HAS_BLOCKS": layout.block != layout.sub,
-    }
