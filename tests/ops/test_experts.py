@@ -304,7 +304,7 @@ def test_tiles_of_one_to_four_rows_multiply_mxfp4(
 ) -> None:
     from looseleaf.ops.experts.mlp.vectors.kernel import expert_vectors_triton
 
-    monkeypatch.setattr("looseleaf.ops.experts.mlp.vectors.kernel._FLIP", flip)
+    monkeypatch.setattr("looseleaf.ops.experts.mlp.vectors.kernel.SPREADS_FIRST", flip)
     # two steps of the first product, the last with blocks behind the end
     hidden, inner, count = 288, 32, 3
     order = torch.arange(count).repeat_interleave(torch.tensor([1, 2, 7]))

@@ -68,7 +68,7 @@ def test_few_rows_multiply_weights_that_are_not_rounded(
 ) -> None:
     """Sums in parts have the error of fp32, in steps that end within units or with them."""
     dtype, parts = (torch.bfloat16, 1) if rows == 2 else (torch.float16, 2)
-    monkeypatch.setattr(vectors, "_FLIP", rows == 1)
+    monkeypatch.setattr(vectors, "SPREADS_FIRST", rows == 1)
     columns = 768 if rows == 1 else 512
     planes = split_planes(normal_blocks(name, 64, columns), DEVICE)
     x = torch.randn(rows, columns + 88).mul(50).to(DEVICE, dtype)[:, :columns]

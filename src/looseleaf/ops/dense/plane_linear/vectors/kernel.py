@@ -13,15 +13,13 @@ from torch import Tensor
 
 from looseleaf.ops.dense.plane_linear import UNIT, PlaneMatrix
 from looseleaf.ops.dense.plane_linear.vectors import MAX_ROWS, TILES, Tile
+from looseleaf.ops.dense.vector_lanes.kernel import LINE_BYTES, SPREADS_FIRST, prefetch_lines
 from looseleaf.ops.scores.kernel import await_previous, start_next
 
 _COLUMNS = tl.constexpr(UNIT)
 _BLOCK_UNITS = tl.constexpr(256 // UNIT)
-_LINE_BYTES = tl.constexpr(128)
 # a code is its number times 2**-149; inputs times 2**80 are finite up to 2**48
 _INPUT, _SHIFT = tl.constexpr(80), tl.constexpr(2.0**69)
-# Triton 3.6 spreads lanes over the first of equal dims, 3.9 over the last: units must be that one
-_FLIP = tuple(int(number) for number in triton.__version__.split(".")[:2]) < (3, 7)
 # the low halves of a word's bytes
 _LOW = tl.constexpr(0x0F0F0F0F)
 
@@ -30,17 +28,6 @@ _LOW = tl.constexpr(0x0F0F0F0F)
 def half(words, PLACE: tl.constexpr):
     """The float16 numbers in one half of words of 4 bytes, in fp32."""
     return (words >> (16 * PLACE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _prefetch_line(address):
-    """Prefetches the line at each address to L2, without a wait.
-
-    A bulk prefetch of each thread is compiled to a loop over the lanes of a warp."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -159,9 +146,9 @@ def _plane_vectors_kernel(
         PIECES: tl.constexpr = THREADS // BLOCK_N
         thread = tl.arange(0, THREADS)
         row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
-        line = tl.minimum(thread % PIECES * _LINE_BYTES, units * (4 * WORDS) - 4)
+        line = tl.minimum(thread % PIECES * LINE_BYTES, units * (4 * WORDS) - 4)
         start = (row * row_units + begin) * (4 * WORDS) + line
-        _prefetch_line(codes.to(tl.int64) + start)
+        prefetch_lines(codes.to(tl.int64) + start)
     await_previous(CHAINED)
     stride = stride_x // 4
     sums = tl.zeros((2 * UNITS, BLOCK_N, 4) if FLIP else (BLOCK_N, 2 * UNITS, 4), tl.float32)
@@ -266,6 +253,6 @@ def launch_vectors(
         x.stride(0), out.stride(1), out.stride(0),
         ROWS=triton.next_power_of_2(rows), PARTS=parts, **constants(matrix), CHAINED=chained,
         THREADS=32 * tile.warps, BLOCK_N=tile.outputs, UNITS=tile.units, STAGES=tile.stages,
-        WHOLE=columns // UNIT // parts % tile.units == 0, FLIP=_FLIP,
+        WHOLE=columns // UNIT // parts % tile.units == 0, FLIP=SPREADS_FIRST,
         num_warps=tile.warps, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip

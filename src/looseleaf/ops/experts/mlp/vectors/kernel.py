@@ -15,6 +15,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from looseleaf.ops.dense.vector_lanes.kernel import LINE_BYTES, SPREADS_FIRST, prefetch_lines
 from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import group_rows_triton
 from looseleaf.ops.experts.mlp import FEW_ROWS
@@ -26,20 +27,8 @@ from looseleaf.ops.experts.route import Routes
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
 _BLOCKS = tl.constexpr(BLOCKS)
-_LINE_BYTES = tl.constexpr(128)
 # a code is its value times 2**-126, inputs times 2**64 are finite up to 2**63, scales lack 2**30
 _INPUT, _SCALE, _SHIFT = tl.constexpr(2.0**64), tl.constexpr(30), tl.constexpr(2.0**32)
-# Triton 3.6 spreads lanes over the first of equal dims, 3.9 over the last
-_FLIP = tuple(int(number) for number in triton.__version__.split(".")[:2]) < (3, 7)
-
-
-@triton.jit
-def _prefetch_lines(address):
-    """Prefetches the line at each address to L2, without a wait."""
-    return tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -150,11 +139,11 @@ def _products(
 @triton.jit
 def _prefetch(codes, scales, row, blocks, THREADS: tl.constexpr, PIECES: tl.constexpr):
     """Prefetches a row of codes and scales by ``PIECES`` threads each: ``row`` [THREADS]."""
-    piece = tl.arange(0, THREADS) % PIECES * _LINE_BYTES
+    piece = tl.arange(0, THREADS) % PIECES * LINE_BYTES
     first = codes.to(tl.int64) + row * (blocks * 16)
-    lines = _prefetch_lines(scales.to(tl.int64) + row * blocks + tl.minimum(piece, blocks - 1))
-    for start in range(0, blocks * 16, PIECES * _LINE_BYTES):
-        lines = _prefetch_lines(first + tl.minimum(start + piece, blocks * 16 - 4))
+    lines = prefetch_lines(scales.to(tl.int64) + row * blocks + tl.minimum(piece, blocks - 1))
+    for start in range(0, blocks * 16, PIECES * LINE_BYTES):
+        lines = prefetch_lines(first + tl.minimum(start + piece, blocks * 16 - 4))
     return lines
 
 
@@ -319,7 +308,7 @@ def _options(tile: Tile, chained: bool) -> dict[str, int | bool]:
     sizes = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "PARTS": tile.parts}
     threads = {"ACROSS": tile.across, "THREADS": 32 * tile.warps, "num_warps": tile.warps}
     chain = {"CHAINED": chained, "launch_pdl": chained}
-    return {**sizes, **threads, **chain, "FLIP": _FLIP, "enable_fp_fusion": True}
+    return {**sizes, **threads, **chain, "FLIP": SPREADS_FIRST, "enable_fp_fusion": True}
 
 
 def launch_gate(

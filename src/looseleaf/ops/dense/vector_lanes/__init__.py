@@ -1,0 +1,1 @@
+"""Parts of the kernels that multiply few rows without tensor cores."""
