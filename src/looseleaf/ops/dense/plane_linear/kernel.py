@@ -16,7 +16,6 @@ from torch import Tensor
 from looseleaf.ops.dense.plane_linear import TILE_FEATURES, UNIT, PlaneMatrix, features_of
 from looseleaf.ops.dense.plane_linear.vectors.kernel import (
     constants,
-    half,
     launch_vectors,
     takes,
     tile_of,
@@ -24,6 +23,7 @@ from looseleaf.ops.dense.plane_linear.vectors.kernel import (
 from looseleaf.ops.dense.plane_linear.vectors.kernel import num_parts as vector_parts
 from looseleaf.ops.dense.scaled_linear.kernel import add_parts, block_rows, num_parts
 from looseleaf.ops.dense.split_linear.kernel import prefetch
+from looseleaf.ops.dense.vector_lanes.kernel import half
 from looseleaf.ops.scores.kernel import await_previous, chains, start_next
 
 _THREADS = tl.constexpr(128)

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from looseleaf.ops.dense.plane_linear import UNIT, PlaneMatrix
 from looseleaf.ops.dense.plane_linear.vectors import MAX_ROWS, TILES, Tile
-from looseleaf.ops.dense.vector_lanes.kernel import LINE_BYTES, SPREADS_FIRST, prefetch_lines
+from looseleaf.ops.dense.vector_lanes.kernel import (
+    LINE_BYTES,
+    SPREADS_FIRST,
+    half,
+    input_of,
+    prefetch_lines,
+)
 from looseleaf.ops.scores.kernel import await_previous, start_next
 
 _COLUMNS = tl.constexpr(UNIT)
@@ -22,12 +28,6 @@ _BLOCK_UNITS = tl.constexpr(256 // UNIT)
 _INPUT, _SHIFT = tl.constexpr(80), tl.constexpr(2.0**69)
 # the low halves of a word's bytes
 _LOW = tl.constexpr(0x0F0F0F0F)
-
-
-@triton.jit
-def half(words, PLACE: tl.constexpr):
-    """The float16 numbers in one half of words of 4 bytes, in fp32."""
-    return (words >> (16 * PLACE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -74,19 +74,6 @@ def _scale_and_min(
 
 
 @triton.jit
-def _input(b_x, BYTE: tl.constexpr, DTYPE: tl.constexpr):
-    """One of the four inputs in 8 bytes, fp32."""
-    pair = (b_x >> (BYTE // 2 * 32)).to(tl.int32)
-    if DTYPE.is_fp16():
-        value = half(pair, BYTE % 2)
-    else:
-        # the upper half of a fp32 number
-        pair = pair & -0x10000 if BYTE % 2 else pair << 16
-        value = pair.to(tl.float32, bitcast=True)
-    return value
-
-
-@triton.jit
 def _added(
     sums, p_x, b_codes, scale, least, inside,
     DTYPE: tl.constexpr, PLACE: tl.constexpr, BITS: tl.constexpr, WHOLE: tl.constexpr,
@@ -94,10 +81,10 @@ def _added(
     """``sums`` plus the products of a row with a word's columns each."""
     # four inputs a word, as codes
     b_x = tl.load(p_x) if WHOLE else tl.load(p_x, mask=inside, other=0)
-    value = _input(b_x, 0, DTYPE)
+    value = input_of(b_x, 0, DTYPE)
     products, inputs = _product(b_codes, value, 0, PLACE, BITS), value
     for byte in tl.static_range(1, 4):
-        value = _input(b_x, byte, DTYPE)
+        value = input_of(b_x, byte, DTYPE)
         products += _product(b_codes, value, byte, PLACE, BITS)
         inputs += value
     # the condition is always true: it makes inputs follow the layout of codes

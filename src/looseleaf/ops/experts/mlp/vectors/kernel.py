@@ -15,7 +15,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from looseleaf.ops.dense.vector_lanes.kernel import LINE_BYTES, SPREADS_FIRST, prefetch_lines
+from looseleaf.ops.dense.vector_lanes.kernel import (
+    LINE_BYTES,
+    SPREADS_FIRST,
+    input_of,
+    prefetch_lines,
+)
 from looseleaf.ops.experts.group import RowGroups
 from looseleaf.ops.experts.group.kernel import group_rows_triton
 from looseleaf.ops.experts.mlp import FEW_ROWS
@@ -61,27 +66,13 @@ def _value(words, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def _input(b_x, COLUMN: tl.constexpr, DTYPE: tl.constexpr):
-    """One of the four inputs in 8 bytes times _INPUT, fp32."""
-    pair = (b_x >> (COLUMN // 2 * 32)).to(tl.int32)
-    if DTYPE.is_fp16():
-        bits = (pair >> (COLUMN % 2 * 16)).to(tl.int16)
-        value = bits.to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        # the upper half of a fp32 number
-        pair = pair & -0x10000 if COLUMN % 2 else pair << 16
-        value = pair.to(tl.float32, bitcast=True)
-    return value * _INPUT
-
-
-@triton.jit
 def _added(sums, p_x, words, scale, DTYPE: tl.constexpr):
     """``sums`` plus the products of a row with a word's eight columns each."""
     b_first, b_last = tl.load(p_x), tl.load(p_x + 1)
-    products = _value(words, 0) * _input(b_first, 0, DTYPE)
+    products = _value(words, 0) * (input_of(b_first, 0, DTYPE) * _INPUT)
     for column in tl.static_range(1, 8):
         b_x = b_first if column < 4 else b_last
-        products += _value(words, column) * _input(b_x, column % 4, DTYPE)
+        products += _value(words, column) * (input_of(b_x, column % 4, DTYPE) * _INPUT)
     return sums + products * scale
 
 
