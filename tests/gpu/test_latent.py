@@ -58,7 +58,13 @@ VARIANTS = {
     "fp32": replace(LARGE, dtype=torch.float32),
 }
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
-SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+SIZES = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+}
 PROMPT = [
     "Notes on a house. ",
     Document("Mira Tolland keeps the keys of the archive. " * 4, name="keys"),
@@ -93,8 +99,10 @@ def test_prefill_attends_within_the_budget(variant):
             scene.slot_positions, "triton",
         )  # fmt: skip
     truth, plain = dense_attention(scene), plain_attention(scene)
-    # sums of 576 products in another order
-    assert_state_within_budget(with_values(scene, actual), truth, plain, scene.shape.dtype, 2)
+    # fp32 products are added one after another: an error grows as the root of their number, 576
+    dtype = scene.shape.dtype
+    steps = 24 // 2 if dtype == torch.float32 else 1
+    assert_state_within_budget(with_values(scene, actual), truth, plain, dtype, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -178,7 +186,7 @@ def test_answers_at_real_sizes_are_those_of_the_cpu(tmp_path, policy):
 @pytest.mark.parametrize("family", ["deepseek_v2", "glm4_moe_lite"])
 @pytest.mark.parametrize("policy", [{}, {"fuse": Fuse("first", ratio=0.5)}], ids=["plain", "first"])
 def test_long_prompts_over_expanded_keys_answer_as_over_latents(tmp_path, family, policy):
-    folder = make_checkpoint(tmp_path, family, max_position_embeddings=4096, **SIZES)
+    folder = make_checkpoint(tmp_path, family, **SIZES)
     documents = [Document("The archive stands in Quorin. " * n, name=f"d{n}") for n in (20, 30)]
     prompt = ["Notes. ", *documents, "Mira Tolland keeps the keys of the archive. " * 45]
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)

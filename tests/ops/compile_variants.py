@@ -28,10 +28,8 @@ from looseleaf.ops.dense.plane_linear.kernel import (
     dequantize_planes_triton,
 )
 from looseleaf.ops.dense.plane_linear.kernel import launch as launch_planes
-from looseleaf.ops.dense.plane_linear.vectors.kernel import (
-    _plane_vectors_kernel,
-    tile_of,
-)
+from looseleaf.ops.dense.plane_linear.vectors import TILE
+from looseleaf.ops.dense.plane_linear.vectors.kernel import _plane_vectors_kernel
 from looseleaf.ops.dense.plane_linear.vectors.kernel import launch_vectors as launch_plane_vectors
 from looseleaf.ops.dense.rms_norm.kernel import _rms_norm_kernel, rms_norm_triton
 from looseleaf.ops.dense.scaled_linear import quantize
@@ -325,11 +323,11 @@ def compiled_planes() -> Iterator[Compiled]:
     with compiling(*products, _dequantize_planes_kernel) as kernels:
         for name, rows, dtype in (*cases, *blocks):
             # units that fill steps of the loop, and units that do not
-            columns, few = (512, 1) if rows == 1 else (768, 2 if name == "Q5_1" else 4)
+            columns, few = (512, 1) if rows == 1 else (768, 2)
             planes = split_planes(random_blocks(name, 64, columns), torch.device("cpu"))
             x, out = torch.zeros(rows, columns, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
             launch_planes(x, planes, out, chained=True)
-            launch_plane_vectors(x[:few], planes, out[:, :few], tile_of(few), chained=True)
+            launch_plane_vectors(x[:few], planes, out[:, :few], TILE, chained=True)
             dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
     yield from kernels
 
@@ -439,11 +437,11 @@ def compiled_hopper(head_dim: int) -> Iterator[Compiled]:
 
 
 def compiled_latent() -> Iterator[Compiled]:
-    """Both tiles of decode over latent keys, prefill with patches and over expanded keys, and a
-    store."""
+    """Both tiles of decode over latent keys, prefill with patches and over expanded keys, a store,
+    and scores of pages."""
     costs = default_cost_model(LATENT.head_dim, 2, 132, latent=True)
     kernels_of = _partial_attention_kernel, _prefill_attention_kernel, _store_kv_kernel
-    with compiling(*kernels_of) as kernels:
+    with compiling(*kernels_of, _page_scores_kernel) as kernels:
         scene = SceneBuilder(0, LATENT).decode()
         pages, rest = (scene.k_pages, scene.v_pages), (scene.rotation, scene.rule)
         bounds = torch.tensor([0, 1], dtype=torch.int32)
@@ -458,7 +456,20 @@ def compiled_latent() -> Iterator[Compiled]:
         rest = scene.rotation, scene.rule, scene.slot_positions
         prefill_attention_triton(scene.q, scene.k_pages, scene.v_pages, spans, *rest)
         _compile_expanded()
+        for dtype in (torch.bfloat16, torch.float32):
+            _compile_latent_scores(dtype)
     yield from kernels
+
+
+def _compile_latent_scores(dtype: torch.dtype) -> None:
+    """Scores of pages by two vectors of latents, in the longest runs."""
+    scene, candidates = (
+        SceneBuilder(0, replace(LATENT, dtype=dtype)).decode(),
+        candidate_list(0, 2, 300),
+    )
+    vectors = torch.zeros(64, 1, 2 * LATENT.head_dim, dtype=dtype)
+    rules = LayerRules(scene.rotation, scene.rule, LATENT.page_size)
+    page_scores_triton(scene.q, vectors, candidates, candidates.num_pages, rules, 32)
 
 
 def _compile_expanded() -> None:

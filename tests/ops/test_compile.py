@@ -36,10 +36,10 @@ def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
     # and the fifteen kernels of that generation alone, two of them for groups of seven heads too,
     # and four products with codes of each of three kinds, and their rows in FP8
     # and two products and the values of each of five of GGUF's formats
-    # and seven over latent keys and keys expanded from them
+    # and nine over latent keys and keys expanded from them
     # and routers of three laws, and experts by tiles of four sizes, with biases, with codes and
     # in MXFP4, by tensor cores and without
-    assert len(kernels) == 5 * 23 + 3 * 20 + 3 * 3 + 2 * 5 + 15 + 2 + 14 + 15 + 7 + 61
+    assert len(kernels) == 5 * 23 + 3 * 20 + 3 * 3 + 2 * 5 + 15 + 2 + 14 + 15 + 9 + 61
     for kernel in kernels:
         assert kernel["binary_bytes"] > 0, kernel
         assert kernel["shared_bytes"] <= H100_SHARED_BYTES, kernel

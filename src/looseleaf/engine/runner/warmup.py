@@ -5,7 +5,7 @@ over few layers finds the kernels of all jobs, which then compile together. Warm
 rows and free pages, so it changes no cached keys."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -30,7 +30,7 @@ from looseleaf.models.layers import apply_gated
 from looseleaf.ops.dense.likeliest import likeliest
 from looseleaf.ops.experts.mlp import rows_of_kernels
 from looseleaf.ops.rotate import rotate
-from looseleaf.types import Attend, ScoreRule
+from looseleaf.types import Attend, Expand, ExpandingAttend, ScoreRule
 
 # rows of a pass that is too long for a graph, and rows of passes with graphs
 _LONG, _SHORT = 1040, (96, 160, 512)
@@ -102,12 +102,38 @@ def _start_library(device: torch.device) -> None:
 
 
 def _covering(model: Decoder, rules: Sequence[ScoreRule]) -> int:
-    """The number of first layers with every rule and kind of MLP.
+    """The number of first layers with every rule and kind of MLP, and one that stands for the last.
 
-    At least two, because the first layer adds nothing pending."""
+    At least two before that one, because the first layer adds nothing pending."""
     mixtures = [layer.router is not None for layer in model.weights.layers]
     kinds = [mixtures.index(kind) + 1 for kind in mixtures]
-    return max(2, *(rules.index(rule) + 1 for rule in rules), *kinds)
+    return max(2, *(rules.index(rule) + 1 for rule in rules), *kinds) + 1
+
+
+@dataclass(frozen=True)
+class _WholeDepth:
+    """A step's attention for the first ``short`` layers, the last of which reads as layer
+    ``whole - 1``: the last layer has fewer queries, so its kernels differ."""
+
+    step: Attend
+    short: int
+    whole: int
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None) -> Tensor:
+        return self.step(self._layer(layer), q, k, v)
+
+    def num_expanded(self, layer: int) -> int:
+        """See `looseleaf.types.ExpandingAttend`."""
+        step = self.step
+        return step.num_expanded(self._layer(layer)) if isinstance(step, ExpandingAttend) else 0
+
+    def attend_expanded(self, layer: int, q: Tensor, expand: Expand) -> Tensor:
+        """See `looseleaf.types.ExpandingAttend`."""
+        assert isinstance(self.step, ExpandingAttend), "other steps have no expanded rows"
+        return self.step.attend_expanded(self._layer(layer), q, expand)
+
+    def _layer(self, layer: int) -> int:
+        return self.whole - 1 if layer == self.short - 1 else layer
 
 
 @torch.inference_mode()
@@ -137,7 +163,8 @@ def _launch_passes(
         replaced = replace(whole, hidden=_bitmap(again, rows)), patch
 
         def read(step: Attend) -> Tensor:
-            return likeliest(model.logits(model.forward(tokens, step, asked=last_row)))
+            attend = _WholeDepth(step, model.num_layers, len(attention.rules))
+            return likeliest(model.logits(model.forward(tokens, attend, asked=last_row)))
 
         launches: Launches = []
         expanding = (False,) if attention.latent is None else (False, True)

@@ -30,9 +30,10 @@ def page_scores(
     ``width`` is ``head_dim`` for one vector per page (score ``q . vector``), or twice that for two
     (score ``max(q, 0) . first + min(q, 0) . second``). Forced candidates (sink, recent) score
     ``inf``, pages outside the rule's window ``-inf``. Scores after a row's last candidate are
-    undefined. ``run`` is a power of two up to 32. ``new`` rows are stored as by `store_kv`, on a
-    GPU in the same launch: the vectors of candidates do not depend on them. Raises InvalidOption
-    for an unknown ``implementation``."""
+    undefined. ``run`` is a power of two up to 32, and
+    runs of the result are at most as long. ``new`` rows are stored as by `store_kv`, on a GPU in
+    the same launch: the vectors of candidates do not depend on them. Raises InvalidOption for an
+    unknown ``implementation``."""
     if choose(implementation, q) == "triton":
         from looseleaf.ops.page_scores.kernel import page_scores_triton
 

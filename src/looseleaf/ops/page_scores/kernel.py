@@ -21,6 +21,8 @@ from looseleaf.ops.store_kv.kernel import store_heads
 
 # bytes of a block of vectors: two blocks of two vectors take half of a program's registers
 _BLOCK_BYTES = 8192
+# of a wide block, of which shared memory holds a copy beside the rows
+_MOST_BYTES = 65536
 # four programs per SM with registers for exactly four: an SM with a fifth would finish last
 _PROGRAMS, _REGISTERS = 528, 128
 
@@ -172,15 +174,20 @@ def page_scores_triton(
     heads, head_dim = vectors.shape[1], q.shape[2]
     group, most_spans = q.shape[1] // heads, candidates.span_offset.shape[1]
     assert vectors.stride(2) == 1, "the numbers of a vector must be contiguous"
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    # at least the longest run, and no more pages than keep all programs busy
+    block_bytes = block_d * vectors.itemsize
+    block_p = max(32, min(64, _BLOCK_BYTES // block_bytes))
+    if block_bytes * block_p > _MOST_BYTES:
+        # the products of fp32 latents read both factors from shared memory
+        block_p = 16
+        run = min(run, block_p)
     scores = torch.empty((rows, heads, most), dtype=torch.float32, device=q.device)
     maxima = scores
     if run > 1:
         maxima = scores.new_empty(rows, heads, triton.cdiv(most, run))
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    # at least the longest run, and no more pages than keep all programs busy
-    block_p = max(32, min(64, _BLOCK_BYTES // (block_d * vectors.itemsize)))
     # wider vectors need the registers of twice as many threads
-    fits = block_p * block_d * vectors.itemsize <= _BLOCK_BYTES
+    fits = block_p * block_bytes <= _BLOCK_BYTES
     chained, blocks = chains(q), triton.cdiv(most, block_p)
     programs = max(1, min(blocks, _PROGRAMS // (rows * heads)))
     new_arguments: tuple[object, ...] = (None,) * 6 + (0,) * 15

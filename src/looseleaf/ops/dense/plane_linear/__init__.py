@@ -4,8 +4,8 @@ GGUF's blocks have 18 to 210 bytes, which a GPU can't read in aligned words. So 
 are sorted into planes: low halves of codes, their further bits, and scales. The planes take as many
 bytes as the blocks; Q4_K, Q5_K and Q6_K take up to 3 % more.
 
-Few rows are bound by the read of the matrix, so kernels read the planes. Up to four rows of 16 bits
-multiply codes without tensor cores, and no weight is rounded. From five rows on a weight is rounded
+Few rows are bound by the read of the matrix, so kernels read the planes. One or two rows of 16 bits
+multiply codes without tensor cores, and no weight is rounded. For more rows a weight is rounded
 once to the dtype of the rows. For many rows, slabs of the matrix are dequantized for the library.
 
 A unit is 64 columns. Byte ``j`` of its 32 low bytes has the codes of columns ``j`` and ``j + 32``.
@@ -180,7 +180,7 @@ def plane_linear(
     """``x @ weight.T`` of ``matrices`` one below the other, in the dtype of ``x``.
 
     Sums are fp32. Its only other error is the rounding of a weight to the dtype of ``x``, which one
-    to four rows of 16 bits don't have on a GPU. Their inputs are below 2**48. The columns of ``x``
+    or two rows of 16 bits don't have on a GPU. Their inputs are below 2**48. The columns of ``x``
     are contiguous. Raises InvalidOption for an unknown ``implementation``."""
     if choose(implementation, x) != "triton":
         return plane_linear_reference(x, matrices)

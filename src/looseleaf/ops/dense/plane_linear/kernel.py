@@ -14,12 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from looseleaf.ops.dense.plane_linear import TILE_FEATURES, UNIT, PlaneMatrix, features_of
-from looseleaf.ops.dense.plane_linear.vectors.kernel import (
-    constants,
-    launch_vectors,
-    takes,
-    tile_of,
-)
+from looseleaf.ops.dense.plane_linear.vectors import TILE
+from looseleaf.ops.dense.plane_linear.vectors.kernel import constants, launch_vectors, takes
 from looseleaf.ops.dense.plane_linear.vectors.kernel import num_parts as vector_parts
 from looseleaf.ops.dense.scaled_linear.kernel import add_parts, block_rows, num_parts
 from looseleaf.ops.dense.split_linear.kernel import prefetch
@@ -179,7 +175,7 @@ def plane_summands_triton(
         num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     is_few = takes(x)
     parts = (
-        vector_parts(features, columns, num_sms, tile_of(rows))
+        vector_parts(features, columns, num_sms, TILE)
         if is_few
         else num_parts(rows, features, columns, num_sms)
     )
@@ -189,7 +185,7 @@ def plane_summands_triton(
     for matrix in matrices if rows else ():
         target = out[:, :, first : first + matrix.features]
         if is_few:
-            launch_vectors(x, matrix, target, tile_of(rows), chained=chains(x))
+            launch_vectors(x, matrix, target, TILE, chained=chains(x))
         else:
             launch(x, matrix, target, chained=chains(x))
         first += matrix.features
@@ -206,7 +202,7 @@ def launch(x: Tensor, matrix: PlaneMatrix, out: Tensor, *, chained: bool) -> Non
         out.stride(0), PARTS=parts, **constants(matrix), CHAINED=chained,
         AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts // 32 * 32),
         BLOCK_M=block_m, BLOCK_N=TILE_FEATURES,
-        num_warps=4, num_stages=5, enable_fp_fusion=True, launch_pdl=chained,
+        num_warps=4, num_stages=3, enable_fp_fusion=True, launch_pdl=chained,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The product of one to four rows with planes of codes, without tensor cores.
+"""The product of one or two rows with planes of codes, without tensor cores.
 
 Tensor cores need operands in their own layout, and rearranging codes for so few rows takes longer
 than the read of the matrix. Here each thread multiplies the codes that it has read. Weights are not
@@ -7,7 +7,7 @@ between both."""
 
 from dataclasses import dataclass
 
-MAX_ROWS = 4
+MAX_ROWS = 2
 """Most rows of the kernel."""
 
 
@@ -25,5 +25,5 @@ class Tile:
     programs: int
 
 
-TILES = {1: Tile(16, 8, 4, 1, 4), 2: Tile(16, 8, 4, 1, 4), 4: Tile(16, 8, 4, 1, 4)}
-"""The tile of each number of rows; three rows take that of four."""
+TILE = Tile(32, 8, 4, 1, 4)
+"""The fastest tile for every format on an H200."""

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from looseleaf.ops.dense.plane_linear import UNIT, PlaneMatrix
-from looseleaf.ops.dense.plane_linear.vectors import MAX_ROWS, TILES, Tile
+from looseleaf.ops.dense.plane_linear.vectors import MAX_ROWS, Tile
 from looseleaf.ops.dense.vector_lanes.kernel import (
     LINE_BYTES,
     SPREADS_FIRST,
@@ -97,11 +97,11 @@ def _outputs(sums, FLIP: tl.constexpr):
     return tl.sum(tl.sum(sums, 2), 0 if FLIP else 1) * _SHIFT
 
 
-# compiled once for each power of two of rows; a stride of 1 is not specialized, see below
-@triton.jit(do_not_specialize=["rows", "stride_n"])
+# a stride of 1 is not specialized, see below
+@triton.jit(do_not_specialize=["stride_n"])
 def _plane_vectors_kernel(
-    x, codes, high, words, tops, out, rows, columns, stride_u, stride_n, stride_x,
-    stride_row, stride_part,
+    x, codes, high, words, tops, out, columns, stride_u, stride_n, stride_x, stride_row,
+    stride_part,
     ROWS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
     HAS_MIN: tl.constexpr, HAS_BLOCKS: tl.constexpr, CHAINED: tl.constexpr,
     THREADS: tl.constexpr, BLOCK_N: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
@@ -139,7 +139,7 @@ def _plane_vectors_kernel(
     await_previous(CHAINED)
     stride = stride_x // 4
     sums = tl.zeros((2 * UNITS, BLOCK_N, 4) if FLIP else (BLOCK_N, 2 * UNITS, 4), tl.float32)
-    sums_1, sums_2, sums_3 = sums, sums, sums
+    sums_1 = sums
     for start in tl.range(begin, end, UNITS, num_stages=STAGES):
         inside = start + o_u < end
         # inputs behind the end are zeros, so its last unit serves there
@@ -171,38 +171,17 @@ def _plane_vectors_kernel(
                 sums_1 = _added(
                     sums_1, p_row, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE
                 )
-            if ROWS > 2:
-                p_row = p_half + 2 * stride
-                sums_2 = _added(
-                    sums_2, p_row, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE
-                )
-                # three rows have no fourth
-                p_row = p_half + (rows - 1) * stride
-                sums_3 = _added(
-                    sums_3, p_row, b_half, scale, least, inside, DTYPE, place, BITS, WHOLE
-                )
     p_out = out + part * stride_part + o_n
     tl.store(p_out, _outputs(sums, FLIP).to(out.dtype.element_ty))
     if ROWS > 1:
         total = _outputs(sums_1, FLIP).to(out.dtype.element_ty)
         tl.store(p_out + stride_row, total)
-    if ROWS > 2:
-        total = _outputs(sums_2, FLIP).to(out.dtype.element_ty)
-        tl.store(p_out + 2 * stride_row, total)
-        # with three rows the third again, with equal bits
-        total = _outputs(sums_3, FLIP).to(out.dtype.element_ty)
-        tl.store(p_out + (rows - 1) * stride_row, total)
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernel takes the rows: one to four, 16 bits, in words of four inputs."""
+    """Whether the kernel takes the rows: one or two, 16 bits, in words of four inputs."""
     aligned = x.stride(0) % 4 == 0 and x.data_ptr() % 8 == 0
     return 0 < len(x) <= MAX_ROWS and x.element_size() == 2 and aligned
-
-
-def tile_of(rows: int) -> Tile:
-    """The tile for a number of rows."""
-    return TILES[triton.next_power_of_2(rows)]
 
 
 def num_parts(features: int, columns: int, num_sms: int, tile: Tile) -> int:
@@ -236,9 +215,9 @@ def launch_vectors(
         high = matrix.high.view(torch.int64 if matrix.layout.bits == 5 else torch.int32)
     tops = matrix.words if matrix.tops is None else matrix.tops
     _plane_vectors_kernel[(features // tile.outputs, parts)](
-        x, codes, high, matrix.words, tops, out, rows, columns, *matrix.words.stride(),
+        x, codes, high, matrix.words, tops, out, columns, *matrix.words.stride(),
         x.stride(0), out.stride(1), out.stride(0),
-        ROWS=triton.next_power_of_2(rows), PARTS=parts, **constants(matrix), CHAINED=chained,
+        ROWS=rows, PARTS=parts, **constants(matrix), CHAINED=chained,
         THREADS=32 * tile.warps, BLOCK_N=tile.outputs, UNITS=tile.units, STAGES=tile.stages,
         WHOLE=columns // UNIT // parts % tile.units == 0, FLIP=SPREADS_FIRST,
         num_warps=tile.warps, enable_fp_fusion=True, launch_pdl=chained,
