@@ -94,6 +94,7 @@ def _line(row: Any, measures: Sequence[str]) -> str:
         "agreement": f"agreement {row.agreement:.0%}",
         "f1": f"f1 {row.f1:.3f}",
     }
+    texts["choice"] = "no choice without answers of other questions"
     if row.same_choice != "":
         texts["choice"] = f"same choice {row.same_choice:.0%}, right {row.right_choice:.0%}"
     chosen = "; ".join(texts[name] for name in measures)
