@@ -158,6 +158,7 @@ def test_the_command_prints_laws_and_verdicts_and_appends_rows(file: Path, tmp_p
     assert [row["arm"] for row in read] == ["full", "reuse", "all"]
     assert {row["questions"] for row in read} == {"1"}
     alone = [*arguments[:4], "--measure", "choice", "--questions", "1", "--max-tokens", "2"]
+    alone += ["--output", str(tmp_path / "alone.csv")]
     result = CliRunner().invoke(evaluate, alone, catch_exceptions=False)
     assert "no choice without answers of other questions" in result.output
     refused = CliRunner().invoke(evaluate, ["file", str(file), "--measure", "taste"])
