@@ -136,7 +136,7 @@ SHAPES = {
     "fp16-128-features": replace(EVERY_FEATURE, dtype=torch.float16, head_dim=128),
     "fp32-32-mqa": Shape(num_qo_heads=7, num_kv_heads=1, head_dim=32, page_size=32),
     "fp32-96-features": replace(EVERY_FEATURE, head_dim=96),
-    "fp32-256": Shape(head_dim=256),
+    "fp32-256": Shape(head_dim=256, num_qo_heads=8),
 }
 KERNELS = (
     _add_sinks_kernel,
@@ -326,7 +326,7 @@ def compiled_planes() -> Iterator[Compiled]:
             columns, few = (512, 1) if rows == 1 else (768, 2)
             planes = split_planes(random_blocks(name, 64, columns), torch.device("cpu"))
             x, out = torch.zeros(rows, columns, dtype=dtype), torch.empty(1, rows, 64, dtype=dtype)
-            launch_planes(x, planes, out, chained=True)
+            launch_planes(x, planes, out)
             launch_plane_vectors(x[:few], planes, out[:, :few], TILE, chained=True)
             dequantize_planes_triton(planes, dtype, slice(0, 64) if rows > 1 else numbers)
     yield from kernels

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from looseleaf.parallel.exchange_store import ExchangeStore
+
 _BYTES = 1 << 22
 """Size of the buffer. Larger sums are bound by bandwidth."""
 
@@ -41,7 +43,8 @@ class PeerSums:
         group._register_backend(device, kind, backend)
         group._set_group_name(self._name)
         _register_process_group(self._name, group)
-        _SymmetricMemory.set_group_info(self._name, rank, size, store)
+        self._exchange = ExchangeStore(store)
+        _SymmetricMemory.set_group_info(self._name, rank, size, self._exchange)
         shape, strides = (_BYTES,), (1,)
         self._buffer = _SymmetricMemory.empty_strided_p2p(shape, strides, torch.uint8, device)
         self._memory = _SymmetricMemory.rendezvous(self._buffer, self._name)

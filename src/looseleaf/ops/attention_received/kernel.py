@@ -131,8 +131,9 @@ def attention_received_triton(
     if block_d > 256 and 0 < rotation.rotary_dim < head_dim:
         block_d, block_t = latent_blocks(rotation, head_dim)
     block_n = 64 if block_d <= 128 and q.element_size() == 2 else 32
-    # rotated rows of wide heads fill the registers
-    block_m = min(64 if block_d <= 256 else 16, max(16, triton.next_power_of_2(16 * group)))
+    # rotated rows of wide heads fill the registers, and in fp32 shared memory
+    most = 64 if block_d * q.element_size() <= 512 else 16
+    block_m = min(most, max(16, triton.next_power_of_2(16 * group)))
     # each span may end in a partial block
     num_spans = len(spans.span_length)
     blocks = num_keys // block_n + num_spans

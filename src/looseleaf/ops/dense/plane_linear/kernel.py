@@ -2,8 +2,8 @@
 
 A program computes 64 outputs for all rows, over a part of the inner dims. It reads a unit of 64
 columns at a time. The codes become weights in registers and are the first operand of the product.
-As in `looseleaf.ops.dense.split_linear`, a program prefetches its codes before it waits for the
-previous kernel, and parts are added by a later kernel."""
+As in `looseleaf.ops.dense.split_linear`, parts are added by a later kernel. Unlike there, a program
+starts after the previous kernel: with an early start a decode step takes up to twice as long."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,11 @@ from looseleaf.ops.dense.plane_linear.vectors import TILE
 from looseleaf.ops.dense.plane_linear.vectors.kernel import constants, launch_vectors, takes
 from looseleaf.ops.dense.plane_linear.vectors.kernel import num_parts as vector_parts
 from looseleaf.ops.dense.scaled_linear.kernel import add_parts, block_rows, num_parts
-from looseleaf.ops.dense.split_linear.kernel import prefetch
 from looseleaf.ops.dense.vector_lanes.kernel import half
-from looseleaf.ops.scores.kernel import await_previous, chains, start_next
+from looseleaf.ops.scores.kernel import chains
 
-_THREADS = tl.constexpr(128)
 _HALF = tl.constexpr(UNIT // 2)
 _BLOCK = tl.constexpr(256)
-_AHEAD_BYTES = 256
 _ROW_BLOCK = 32
 
 
@@ -65,10 +62,8 @@ def _numbers(
 def _plane_linear_kernel(
     x, codes, high, words, tops, out, rows, features, columns, stride_x, stride_row, stride_part,
     PARTS: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, HAS_MIN: tl.constexpr,
-    HAS_BLOCKS: tl.constexpr, CHAINED: tl.constexpr, AHEAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    start_next(CHAINED)
     DTYPE: tl.constexpr = x.dtype.element_ty
     # bytes of a unit's codes and further bits
     CODE_BYTES: tl.constexpr = 2 * _HALF if BITS == 8 else _HALF
@@ -82,14 +77,6 @@ def _plane_linear_kernel(
     row_codes = codes + o_n[:, None] * row_units * CODE_BYTES + o_k[None, :]
     row_high = high + o_n[:, None] * row_units * HIGH_BYTES + (o_k % HIGH_BYTES)[None, :]
     p_x = x + o_m[None, :] * stride_x + o_k[:, None]  # [K, M]
-    if CHAINED:
-        # each thread prefetches a piece of a row
-        PIECES: tl.constexpr = _THREADS // BLOCK_N
-        thread = tl.arange(0, _THREADS)
-        row = (tl.program_id(0) * BLOCK_N + thread // PIECES).to(tl.int64)
-        start = part * units * CODE_BYTES + thread % PIECES * (AHEAD // PIECES)
-        prefetch((codes + row * row_units * CODE_BYTES + start).to(tl.int64), AHEAD // PIECES)
-    await_previous(CHAINED)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for unit in range(part * units, part * units + units):
         b_words = tl.load(words + unit * features + o_n)
@@ -187,22 +174,20 @@ def plane_summands_triton(
         if is_few:
             launch_vectors(x, matrix, target, TILE, chained=chains(x))
         else:
-            launch(x, matrix, target, chained=chains(x))
+            launch(x, matrix, target)
         first += matrix.features
     return out
 
 
-def launch(x: Tensor, matrix: PlaneMatrix, out: Tensor, *, chained: bool) -> None:
+def launch(x: Tensor, matrix: PlaneMatrix, out: Tensor) -> None:
     """Writes the product to ``out``, with as many parts as ``out`` has."""
     (rows, columns), (parts, _, features) = x.shape, out.shape
     block_m = block_rows(rows)
     grid = (features // TILE_FEATURES, parts, triton.cdiv(rows, block_m))
     _plane_linear_kernel[grid](
         x, *_planes(matrix), out, rows, features, columns, x.stride(0), out.stride(1),
-        out.stride(0), PARTS=parts, **constants(matrix), CHAINED=chained,
-        AHEAD=min(_AHEAD_BYTES, matrix.codes.shape[1] // parts // 32 * 32),
-        BLOCK_M=block_m, BLOCK_N=TILE_FEATURES,
-        num_warps=4, num_stages=3, enable_fp_fusion=True, launch_pdl=chained,
+        out.stride(0), PARTS=parts, **constants(matrix), BLOCK_M=block_m, BLOCK_N=TILE_FEATURES,
+        num_warps=4, num_stages=3, enable_fp_fusion=True,
     )  # fmt: skip
 
 
