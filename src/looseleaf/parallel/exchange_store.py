@@ -8,6 +8,7 @@ no rank writes."""
 import re
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -26,7 +27,7 @@ class ExchangeStore(Store):
         self._store = store
         self._first: dict[str, int] = {}
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: Any) -> None:
         self._store.set(self._own(key), value)
 
     def get(self, key: str) -> bytes:
