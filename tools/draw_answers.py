@@ -24,8 +24,25 @@ COMPUTED = {"none": "—", "full": "100%", "prefix": "all but the first"}
 """Shares of document tokens computed for a prompt, where passages are text."""
 Row = Mapping[str, str]
 Group = tuple[str, str, str, str]
-_MARKS = "os^Dv<>PX*"
-_MORE_COLORS = ("black", "navy", "darkred", "olive", "teal")
+COLUMNS = 3
+EARLY_LAYER = 2
+EXACT = ("full", "prefix")
+STYLES = {
+    "full": ("black", "*"),
+    "prefix": ("gray", "*"),
+    "reuse": ("tab:orange", "s"),
+    "alone": ("tab:purple", "v"),
+    "ape": ("tab:brown", "<"),
+    "first": ("tab:pink", ">"),
+    "question": ("tab:red", "D"),
+    "deviation": ("yellowgreen", "^"),
+    "deviation, a quarter of the depth": ("darkgreen", "^"),
+    "links": ("tab:blue", "o"),
+    "ceiling deviation": ("yellowgreen", "x"),
+    "ceiling read": ("tab:cyan", "x"),
+    "ceiling received": ("navy", "x"),
+}
+"""Color and mark of each kind of arm."""
 
 
 def read_groups(path: Path) -> dict[Group, list[Row]]:
@@ -38,7 +55,7 @@ def read_groups(path: Path) -> dict[Group, list[Row]]:
             known = latest[group].get(row["arm"])
             if known is None or _extent(known) <= _extent(row):
                 latest[group][row["arm"]] = row
-    return {group: [*rows.values()] for group, rows in latest.items()}
+    return {group: [*latest[group].values()] for group in sorted(latest)}
 
 
 def _extent(row: Row) -> tuple[int, bool]:
@@ -51,8 +68,9 @@ def board(path: Path) -> str:
     for (model, file, part, hardware), rows in read_groups(path).items():
         largest = max(rows, key=_extent)
         title = (
-            f"### {model}, {file}, {PART_NAMES[part]}\n\n{largest['questions']} questions, "
-            f"{float(largest['tokens']):.0f} document tokens on average; {_machine(hardware)}.\n"
+            f"### {model}, {file}, {PART_NAMES[part]}, {_machine(hardware)}\n\n"
+            f"{largest['questions']} questions, "
+            f"{float(largest['tokens']):.0f} document tokens on average.\n"
         )
         lines = [HEADER, "|---|" + "---|" * (HEADER.count("|") - 2)]
         lines += [_line(row) for row in rows]
@@ -95,28 +113,55 @@ def family_of(arm: str) -> str:
     return name if name and share.replace(".", "").isdigit() else arm
 
 
+def style_of(family: str) -> tuple[str, str, str, bool]:
+    """Label, color and mark of a family, and whether it reads passages behind a primer."""
+    behind = family.startswith("primer")
+    arm = "reuse" if family == "primer" else family.removeprefix("primer, ")
+    name, _, layer = arm.partition(", layer ")
+    if layer and int(layer) > EARLY_LAYER:
+        name = "deviation, a quarter of the depth"
+    color, mark = STYLES[name]
+    return name, color, mark, behind
+
+
 def draw(path: Path, target: Path) -> None:
-    """KL against first-token time, a panel per model and file; lines join shares of a policy."""
+    """KL against first-token time, a panel per model, file and machine; lines join shares of a
+    policy. ``none`` is not drawn: it is several times as far from full prefill as any other arm."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     groups = {group: rows for group, rows in read_groups(path).items() if group[2] in DRAWN}
-    height = 4.2 * len(groups)
-    figure, panels = pyplot.subplots(len(groups), 1, figsize=(8.5, height), squeeze=False)
-    for axes, ((model, file, part, _), rows) in zip(panels[:, 0], groups.items(), strict=True):
-        _panel(axes, rows)
-        axes.set_title(f"{model}, {file}, {PART_NAMES[part]}", loc="left", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(target, dpi=110, metadata={"Software": None})
+    lines = -(-len(groups) // COLUMNS)
+    size = (5.2 * COLUMNS, 3.6 * lines + 1.2)
+    figure, panels = pyplot.subplots(lines, COLUMNS, figsize=size, squeeze=False)
+    labels: dict[str, Any] = {}
+    for axes in panels.flat[len(groups) :]:
+        axes.set_axis_off()
+    for axes, ((model, file, part, machine), rows) in zip(
+        panels.flat, groups.items(), strict=False
+    ):
+        labels |= _panel(axes, [row for row in rows if row["arm"] != "none"])
+        of_part = "" if part == "all" else f", {PART_NAMES[part]}"
+        title = f"{model}\n{file}{of_part}; {_machine(machine)}"
+        axes.set_title(title, loc="left", fontsize=9)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("KL from full prefill, nats a token")
+    figure.legend(labels.values(), labels.keys(), loc="lower center", ncols=4, fontsize=9)
+    figure.tight_layout(rect=(0, 1.0 / size[1], 1, 1))
+    figure.savefig(target, dpi=90, metadata={"Software": None})
 
 
-def _panel(axes: Any, rows: Sequence[Row]) -> None:
+def _panel(axes: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    """Draws a panel; returns the drawn arms by their labels."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     families: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         families[family_of(row["arm"])].append(row)
-    for index, (family, members) in enumerate(families.items()):
+    drawn = {}
+    for family, members in families.items():
         points = sorted(members, key=lambda row: float(row["recomputed"]))
         times = [float(row["first_token"]) for row in points]
         kl, low, high = (
@@ -126,26 +171,19 @@ def _panel(axes: Any, rows: Sequence[Row]) -> None:
             [max(0.0, k - b) for k, b in zip(kl, low, strict=True)],
             [max(0.0, t - k) for k, t in zip(kl, high, strict=True)],
         ]
-        mark, color = _MARKS[index % len(_MARKS)], f"C{index % 10}"
-        if index >= 10:
-            color = _MORE_COLORS[index % len(_MORE_COLORS)]
-        axes.errorbar(
-            times,
-            kl,
-            yerr=bars,
-            marker=mark,
-            color=color,
-            label=family,
-            capsize=2,
-            linewidth=1,
-            elinewidth=0.6,
-        )
+        name, color, mark, behind = style_of(family)
+        form = {"marker": mark, "color": color, "capsize": 2, "linewidth": 1, "elinewidth": 0.6}
+        filling = color if behind or name in EXACT else "white"
+        line = axes.errorbar(times, kl, yerr=bars, markerfacecolor=filling, **form)
+        drawn[f"{name}, behind a primer" if behind else name] = line
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("time of the first token, s")
-    axes.set_ylabel("KL from full prefill, nats a token")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return drawn
 
 
 if __name__ == "__main__":
