@@ -29,7 +29,8 @@ def printed_by(name: str) -> list[str]:
 
 
 def test_kernels_compile_for_sm_90_and_fit_its_shared_memory() -> None:
-    kernels = [json.loads(line) for line in printed_by("compile_variants.py")]
+    scripts = "compile_variants.py", "compile_latent.py"
+    kernels = [json.loads(line) for script in scripts for line in printed_by(script)]
     # five shapes of 16 bits and three of 32, which have no products of few rows
     # packing for the three of bf16,
     # and two shapes whose pages are e4m3, with the five operators that see pages
