@@ -18,15 +18,30 @@ def key(number: int) -> SegmentKey:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Random calls to a store; ``idle`` mirrors the evictable segments."""
+    """Random calls to a store; ``once`` and ``reused`` mirror the evictable segments."""
 
     def __init__(self) -> None:
         super().__init__()
         self.store = SegmentStore(make_pool(NUM_PAGES))
         self.held: list[Segment] = []
         self.private: list[int] = []
-        self.idle: list[Segment] = []
+        self.once: list[Segment] = []
+        self.reused: list[Segment] = []
         self.count = 0
+
+    @property
+    def idle(self) -> list[Segment]:
+        """The evictable segments, next to be evicted first."""
+        return self.once + self.reused
+
+    def settle(self, segment: Segment) -> None:
+        (self.reused if segment.reused else self.once).append(segment)
+        while sum(len(s.pages) for s in self.reused) > 0.8 * NUM_PAGES:
+            self.once.append(self.reused.pop(0))
+
+    def unsettle(self, segments: list[Segment]) -> None:
+        self.once = [other for other in self.once if other not in segments]
+        self.reused = [other for other in self.reused if other not in segments]
 
     def alive(self) -> list[Segment]:
         return sorted(self.store.segments(), key=lambda segment: segment.key)
@@ -35,10 +50,12 @@ class StoreMachine(RuleBasedStateMachine):
         return segments[number % len(segments)]
 
     def expect_evictions(self, count: int) -> None:
-        """Evict for ``count`` free pages, the least recently used first."""
+        """Evict for ``count`` free pages."""
         missing = count - self.store.pool.num_free
         while missing > 0:
-            missing -= len(self.idle.pop(0).pages)
+            segment = self.idle[0]
+            missing -= len(segment.pages)
+            self.unsettle([segment])
 
     @rule(count=st.integers(0, NUM_PAGES))
     def reserve(self, count: int) -> None:
@@ -86,8 +103,18 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 99))
     def acquire(self, number: int) -> None:
         segment = self.store.acquire(self.pick(self.alive(), number))
+        assert segment.reused
         self.held.append(segment)
-        self.idle = [other for other in self.idle if other is not segment]
+        self.unsettle([segment])
+
+    @precondition(lambda self: len(self.store))
+    @rule(number=st.integers(0, 99))
+    def hold(self, number: int) -> None:
+        segment = self.pick(self.alive(), number)
+        before = segment.reused
+        self.held.append(self.store.hold(segment))
+        assert segment.reused == before
+        self.unsettle([segment])
 
     @precondition(lambda self: self.held)
     @rule(number=st.integers(0, 99))
@@ -103,7 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
             if not segment.ready or segment.forgotten:
                 assert self.store.find(segment.key) is None
             elif not segment.pinned:
-                self.idle.append(segment)
+                self.settle(segment)
 
     @precondition(lambda self: len(self.store))
     @rule(number=st.integers(0, 99))
@@ -115,7 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.pin(segment)
             return
         self.store.pin(segment)
-        self.idle = [other for other in self.idle if other is not segment]
+        self.unsettle([segment])
 
     @precondition(lambda self: len(self.store))
     @rule(number=st.integers(0, 99))
@@ -124,7 +151,7 @@ class StoreMachine(RuleBasedStateMachine):
         was_pinned = segment.pinned
         self.store.unpin(segment)
         if was_pinned and segment.references == 0:
-            self.idle.append(segment)
+            self.settle(segment)
 
     @precondition(lambda self: len(self.store))
     @rule(number=st.integers(0, 99))
@@ -133,12 +160,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.forget(segment)
         assert (self.store.find(segment.key) is None) == (segment not in self.held)
         assert not segment.pinned
-        self.idle = [other for other in self.idle if other is not segment]
+        self.unsettle([segment])
 
     @rule()
     def evict_idle(self) -> None:
         self.store.evict_idle()
-        self.idle = []
+        self.unsettle(self.idle)
 
     @invariant()
     def books_balance(self) -> None:
@@ -188,6 +215,15 @@ def test_the_least_recently_used_segments_go_first_and_only_as_many_as_needed() 
     assert store.reserve(4) is not None
     assert [store.find(s.key) for s in (a, b, c)] == [a, None, None]
     assert (store.counters.evicted_segments, store.counters.evicted_pages) == (2, 6)
+
+
+def test_a_segment_that_was_read_again_outlives_newer_ones() -> None:
+    store, (a, b, c) = filled_store([3, 3, 3])
+    store.release(store.acquire(a))
+    # a copy to a tier is no read
+    store.release(store.hold(b))
+    assert store.reserve(6) is not None
+    assert [store.find(s.key) for s in (a, b, c)] == [a, None, None]
 
 
 def test_reserve_takes_nothing_and_evicts_nothing_if_it_cannot_take_all() -> None:

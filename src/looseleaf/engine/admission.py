@@ -229,7 +229,7 @@ class Admission:
             else:
                 first = missing[use.key].segment
                 assert first is not None
-                use.segment = self.store.acquire(first)
+                use.segment = self.store.hold(first)
 
     def pin_prefix(self, sequence: Sequence) -> None:
         """Pin the full pages of a sequence's first run, after it is computed.

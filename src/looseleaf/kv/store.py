@@ -1,9 +1,8 @@
-"""The segment store: the segments in the pool, their references, and their LRU eviction.
+"""The segment store: the segments in the pool, their references, and their eviction.
 
-A segment without references stays until its pages are needed; the least recently used is evicted
-first. `reserve` allocates all requested pages, evicting segments as needed, or none."""
+A segment without references stays until its pages are needed. `SegmentedLru` has the order of
+eviction. `reserve` allocates all requested pages, evicting segments as needed, or none."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -13,6 +12,7 @@ import torch
 from looseleaf.errors import IntegrityError, PoolTooSmall
 from looseleaf.kv.keys import SegmentKey
 from looseleaf.kv.pool import PagePool
+from looseleaf.kv.segmented_lru import SegmentedLru
 
 
 @runtime_checkable
@@ -39,9 +39,9 @@ class Segment:
     """An immutable run of ``length`` tokens in ``pages``; ``ready`` once all are written.
 
     ``references`` counts the sequences that read it or wait for it. The store owns the pages during
-    the segment's life. A ``forgotten`` segment is dropped with its last reference. ``filled``
-    counts the computed tokens of an unfinished segment. With a load in ``arriving``, no sequence
-    computes the segment.
+    the segment's life. ``reused`` means that a second sequence has read it. A ``forgotten`` segment
+    is dropped with its last reference. ``filled`` counts the computed tokens of an unfinished
+    segment. With a load in ``arriving``, no sequence computes the segment.
     """
 
     key: SegmentKey
@@ -50,6 +50,7 @@ class Segment:
     ready: bool = False
     references: int = 0
     pinned: bool = False
+    reused: bool = False
     forgotten: bool = False
     filled: int = 0
     arriving: PendingLoad | None = None
@@ -88,14 +89,16 @@ class SegmentStore:
     # pages of all pinned segments, with references or not
     pinned_pages: int = 0
     _segments: dict[SegmentKey, Segment] = field(default_factory=dict)
-    # unreferenced, unpinned, ready segments, least recently used first
-    _idle: OrderedDict[SegmentKey, Segment] = field(default_factory=OrderedDict)
-    _idle_pages: int = 0
+    # unreferenced, unpinned, ready segments
+    _idle: SegmentedLru[SegmentKey] = field(init=False)
     _segment_pages: int = 0
     # pages of pinned segments without references
     _resting_pages: int = 0
     # how often a segment lost its last reference
     _num_settled: int = 0
+
+    def __post_init__(self) -> None:
+        self._idle = SegmentedLru(self.pool.num_pages)
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -111,7 +114,7 @@ class SegmentStore:
     @property
     def num_available(self) -> int:
         """Pages that `reserve` could allocate now."""
-        return self.pool.num_free + self._idle_pages
+        return self.pool.num_free + self._idle.size
 
     @property
     def turnover(self) -> int:
@@ -128,9 +131,9 @@ class SegmentStore:
             total=total,
             free=free,
             tails=total - free - self._segment_pages,
-            referenced=self._segment_pages - self._idle_pages - self._resting_pages,
+            referenced=self._segment_pages - self._idle.size - self._resting_pages,
             pinned=self._resting_pages,
-            idle=self._idle_pages,
+            idle=self._idle.size,
         )
 
     def reserve(self, count: int) -> list[int] | None:
@@ -156,7 +159,12 @@ class SegmentStore:
         return segment
 
     def acquire(self, segment: Segment) -> Segment:
-        """Add a reference, which keeps the segment until `release`."""
+        """Add the reference of a further sequence, which keeps the segment until `release`."""
+        segment.reused = True
+        return self.hold(segment)
+
+    def hold(self, segment: Segment) -> Segment:
+        """Add a reference that is no read by a further sequence, until `release`."""
         if segment.references == 0:
             self._unsettle(segment)
         segment.references += 1
@@ -217,7 +225,7 @@ class SegmentStore:
     def evict_idle(self) -> None:
         """Drop every segment that is neither referenced nor pinned."""
         while self._idle:
-            self._evict_oldest()
+            self._evict_next()
 
     def check(self, private_pages: Iterable[int]) -> None:
         """Raise IntegrityError unless segments, ``private_pages`` and free pages are the pool."""
@@ -226,9 +234,8 @@ class SegmentStore:
         idle = {
             k for k, s in self._segments.items() if s.references == 0 and not s.pinned and s.ready
         }
-        if idle != set(self._idle) or self._idle_pages != sum(
-            len(s.pages) for s in self._idle.values()
-        ):
+        idle_pages = sum(len(self._segments[key].pages) for key in idle)
+        if idle != set(self._idle) or self._idle.size != idle_pages:
             raise IntegrityError("the list of idle segments does not match the references")
         resting = sum(len(s.pages) for s in self.segments() if s.pinned and s.references == 0)
         pinned = sum(len(s.pages) for s in self.segments() if s.pinned)
@@ -243,7 +250,7 @@ class SegmentStore:
         if count > self.num_available:
             return False
         while self.pool.num_free < count:
-            self._evict_oldest()
+            self._evict_next()
         return True
 
     def _require_pages(self, pages: list[int] | None) -> list[int]:
@@ -256,19 +263,16 @@ class SegmentStore:
         if segment.pinned:
             self._resting_pages += len(segment.pages)
         else:
-            self._idle[segment.key] = segment
-            self._idle_pages += len(segment.pages)
+            self._idle.add(segment.key, len(segment.pages), reused=segment.reused)
 
     def _unsettle(self, segment: Segment) -> None:
         if segment.pinned:
             self._resting_pages -= len(segment.pages)
         else:
-            del self._idle[segment.key]
-            self._idle_pages -= len(segment.pages)
+            self._idle.remove(segment.key)
 
-    def _evict_oldest(self) -> None:
-        _, segment = self._idle.popitem(last=False)
-        self._idle_pages -= len(segment.pages)
+    def _evict_next(self) -> None:
+        segment = self._segments[self._idle.pop()]
         self.counters.evicted_segments += 1
         self.counters.evicted_pages += len(segment.pages)
         self._drop(segment)

@@ -183,8 +183,8 @@ class Tiering:
         if self.tiers is None or segment.forgotten:
             return
         self._tell_read()
-        # acquired before the copy starts: an interrupt must not leave a copy of reused pages
-        self.store.acquire(segment)
+        # held before the copy starts: an interrupt must not leave a copy of reused pages
+        self.store.hold(segment)
         copied = None
         try:
             copied = self._keep(segment, tenant, packed=True)

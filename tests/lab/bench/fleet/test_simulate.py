@@ -49,7 +49,7 @@ def test_all_requests_end_and_pools_keep_their_room(policy):
     assert len(run.first_tokens) == TRAFFIC.requests
     assert sum(replica.requests for replica in run.replicas) == TRAFFIC.requests
     for replica in run.replicas:
-        assert replica.used == sum(replica.pool.values()) <= replica.room
+        assert replica.pool.size == sum(replica._sizes.values()) <= replica.room
         assert not (replica.computing or replica.active or replica.waiting)
 
 

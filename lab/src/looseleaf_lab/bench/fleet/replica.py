@@ -1,10 +1,11 @@
-"""A simulated replica: steps of continuous batching, and a pool with LRU eviction.
+"""A simulated replica: steps of continuous batching, and a pool with the product's eviction.
 
 The pool holds documents, and also the texts of requests, which a later request may begin with."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 
+from looseleaf.kv.segmented_lru import SegmentedLru
 from looseleaf_lab.bench.fleet.costs import Costs
 from looseleaf_lab.bench.fleet.requests import FleetRequest
 
@@ -37,15 +38,18 @@ class Replica:
     room: int
     active: list[Running] = field(default_factory=list)
     waiting: deque[Running] = field(default_factory=deque)
-    pool: "OrderedDict[int, int]" = field(default_factory=OrderedDict)
+    pool: SegmentedLru[int] = field(init=False)
     computing: set[int] = field(default_factory=set)
-    used: int = 0
     stepping: bool = False
     requests: int = 0
     document_tokens: int = 0
     computed_tokens: int = 0
     loaded_tokens: int = 0
     _texts: int = 0
+    _sizes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pool = SegmentedLru(self.room)
 
     def admit(
         self, request: FleetRequest, begin: float, now: float, tier: set[int] | None
@@ -56,7 +60,8 @@ class Replica:
         for document, tokens in request.documents:
             self.document_tokens += tokens
             if document in self.pool:
-                self.pool.move_to_end(document)
+                self.pool.remove(document)
+                self.pool.add(document, self._sizes[document], reused=True)
             elif document in self.computing:
                 awaits.add(document)
             elif tier is not None and document in tier:
@@ -125,15 +130,14 @@ class Replica:
 
     def documents(self) -> dict[str, int]:
         """The tokens of the documents in the pool, as a report to a router."""
-        return {str(key): tokens for key, tokens in self.pool.items() if key >= 0}
+        return {str(key): self._sizes[key] for key in self.pool if key >= 0}
 
     def _insert(self, key: int, tokens: int) -> None:
         whole = -(-tokens // PAGE) * PAGE
-        self.pool[key] = whole
-        self.used += whole
-        while self.used > self.room and len(self.pool) > 1:
-            _, oldest = self.pool.popitem(last=False)
-            self.used -= oldest
+        self._sizes[key] = whole
+        self.pool.add(key, whole, reused=False)
+        while self.pool.size > self.room and len(self.pool) > 1:
+            del self._sizes[self.pool.pop()]
 
 
 _MOST_RUNNING = 256
