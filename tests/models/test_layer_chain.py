@@ -46,7 +46,7 @@ def hidden_states(
     attend.asked = asked
     with poisoned():
         if chained:
-            return decoder.forward(tokens, attend, asked=asked)
+            return decoder.forward(tokens, attend, last_rows=asked)
         # a hook that changes nothing keeps layers apart
         return decoder.forward(tokens, attend, lambda _, stream: stream, asked)
 

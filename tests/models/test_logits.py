@@ -225,7 +225,7 @@ def test_rows_that_are_asked_for_are_those_of_a_whole_pass(
     narrowed = DenseAttend(decoder.config, sinks=sinks_of(decoder))
     narrowed.positions = torch.arange(12)
     narrowed.asked = numbers
-    hidden = decoder.forward(torch.arange(12), narrowed, asked=numbers)
+    hidden = decoder.forward(torch.arange(12), narrowed, last_rows=numbers)
     assert hidden.shape == (len(rows), 64)
     torch.testing.assert_close(hidden, whole[numbers])
     # what later tokens will read is there for all rows

@@ -119,6 +119,6 @@ def _time_pass(runner: Runner, pages: list[int], chunk: PrefillChunk) -> float:
     for _ in range(2):
         synchronize(device)
         begun = time.perf_counter()
-        model.logits(model.forward(tokens, runner.attention.step(step), asked=last_row))
+        model.logits(model.forward(tokens, runner.attention.step(step), last_rows=last_row))
         synchronize(device)
     return time.perf_counter() - begun

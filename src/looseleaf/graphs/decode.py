@@ -33,7 +33,7 @@ _FINE, _COARSE = 16, 64
 # least capacity for entries, for few and for more rows
 _ENTRIES, _FEW_LISTED = (1024, 8192), 64
 # columns of the row table; the last lists the logit rows
-_ROW_NUMBERS = ("tokens", "slots", "places", "wanted")
+_ROW_NUMBERS = ("tokens", "slots", "places", "logit_rows")
 # usual number of concurrent rows that read around replaced tokens
 _USUALLY_PATCHED = 8
 
@@ -157,7 +157,7 @@ class StepGraphs:
         if reads_hosted:
             self.attention.sent()
         self.replays += 1
-        logits = graph.logits[: rows.num_rows if rows.wanted is None else len(rows.wanted)]
+        logits = graph.logits[: rows.num_rows if rows.logit_rows is None else len(rows.logit_rows)]
         return StepResult(logits, step.reads.groups, step.reads.selected, launched)
 
     def usual(self) -> list[GraphKey]:
@@ -268,7 +268,7 @@ def _row_numbers(rows: RowInputs, padded: int) -> dict[str, IntArray]:
     table = np.zeros((len(_ROW_NUMBERS), padded), dtype=np.int64)
     table[1] = -1
     table[:3, : rows.num_rows] = rows.table
-    logit_rows = range(rows.num_rows) if rows.wanted is None else rows.wanted
+    logit_rows = range(rows.num_rows) if rows.logit_rows is None else rows.logit_rows
     table[3, : len(logit_rows)] = logit_rows
     return dict(zip(_ROW_NUMBERS, table.view(np.int32), strict=True))
 

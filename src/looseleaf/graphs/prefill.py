@@ -98,7 +98,7 @@ class PassGraphs:
         layers = list(dict.fromkeys(late.layer for late in late_rows))
         if len(layers) > 1:
             return None
-        if rows.num_rows > MAX_ROWS or rows.wanted is None or any(c.hosted for c in chunks):
+        if rows.num_rows > MAX_ROWS or rows.logit_rows is None or any(c.hosted for c in chunks):
             return None
         spans = self.attention.planner.host_spans(chunks)
         capacity = capacity_for(spans, padded_pass(rows.num_rows))
@@ -106,10 +106,10 @@ class PassGraphs:
             return None
         captured = self._pass_for(PassKey(capacity, layers[0] if layers else None))
         self._await_fetch()
-        self._load(rows.table, rows.wanted, late_rows)
+        self._load(rows.table, rows.logit_rows, late_rows)
         captured.buffer.load(spans)
         launched = self._replay(captured, awaited)
-        return StepResult.of_chunks(captured.result[: len(rows.wanted)], launched)
+        return StepResult.of_chunks(captured.result[: len(rows.logit_rows)], launched)
 
     def key_of(self, chunks: Sequence[PrefillChunk]) -> PassKey:
         """The key of a pass of ``chunks`` without late rows."""

@@ -38,11 +38,11 @@ def arrived_tokens(
 class RowInputs:
     """Token, slot (``page * page_size + offset``) and offset in its segment of every row of a step.
 
-    ``table`` is int64 ``[3, rows]``; ``wanted`` lists the logit rows, None for all. ``past`` are
-    revised rows, which pass all layers and have no logits."""
+    ``table`` is int64 ``[3, rows]``; ``logit_rows`` are rows with logits, None for all. ``past``
+    are revised rows, which pass all layers and have no logits."""
 
     table: IntArray
-    wanted: list[int] | None
+    logit_rows: list[int] | None
     past: range = range(0)
 
     @property
@@ -55,17 +55,17 @@ class RowInputs:
         return table[0], table[1], table[2]
 
     @property
-    def asked(self) -> list[int] | None:
+    def last_rows(self) -> list[int] | None:
         """Rows with queries in the last layer: logit rows and revised rows; None for all."""
-        return None if self.wanted is None else sorted([*self.wanted, *self.past])
+        return None if self.logit_rows is None else sorted([*self.logit_rows, *self.past])
 
-    def asked_on(self, device: torch.device) -> Tensor:
-        """`asked` as an index on ``device``."""
-        return to_device(torch.tensor(self.asked, dtype=torch.int64), device)
+    def last_rows_on(self, device: torch.device) -> Tensor:
+        """`last_rows` as an index on ``device``."""
+        return to_device(torch.tensor(self.last_rows, dtype=torch.int64), device)
 
     def without_past(
-        self, hidden: Float[Tensor, "asked hidden_size"]
-    ) -> Float[Tensor, "wanted hidden_size"]:
+        self, hidden: Float[Tensor, "last_rows hidden_size"]
+    ) -> Float[Tensor, "logit_rows hidden_size"]:
         """The hidden states of the logit rows, without the revised rows."""
         if not self.past:
             return hidden

@@ -238,7 +238,7 @@ class LLM(ProcessBound):
                     self.engine.step()
             job.finished.wait()
         except BaseException:
-            job.asked -= 1
+            job.num_callers -= 1
             raise
         if job.error is not None:
             raise job.error

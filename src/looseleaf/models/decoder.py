@@ -107,14 +107,14 @@ class Decoder:
         tokens: Int[Tensor, " rows"],
         attend: Attend,
         hook: LayerHook | None = None,
-        asked: Int[Tensor, " asked"] | None = None,
+        last_rows: Int[Tensor, " last_rows"] | None = None,
         hooked: Container[int] | None = None,
     ) -> Float[Tensor, "remaining hidden_size"]:
         """The normed hidden states after the last layer, of the rows that ``hook`` returned.
 
         If ``hook`` returns no rows, the pass ends. ``hooked`` are the layers that call the hook, so
-        other layers can fuse their additions to the stream. ``asked`` are the rows of the result,
-        in rising order. For other rows the last layer computes only keys and values.
+        other layers can fuse their additions to the stream. ``last_rows`` are the result's rows, in
+        rising order. For other rows the last layer computes only keys and values.
 
         The hook gets states of `state_size` values: the inputs of layers stay with their rows.
         """
@@ -125,14 +125,14 @@ class Decoder:
             inputs = layer_inputs(tokens, stream.total, tables, config)
         last = len(self.weights.layers) - 1
         if hook is None and self._chain is not None and len(tokens) <= MAX_ROWS:
-            stream = Stream(self._chained(self._chain, stream.total, attend, asked))
+            stream = Stream(self._chained(self._chain, stream.total, attend, last_rows))
             return apply_norm(stream, self.weights.final_norm, self.config)[0]
         for index, layer in enumerate(self.weights.layers):
             if hook is not None and (hooked is None or index in hooked):
                 stream, inputs = self._hooked(hook, index, stream, inputs)
                 if not len(stream.total):
                     return stream.total
-            rows = asked if index == last else None
+            rows = last_rows if index == last else None
             stream = self._layer(index, layer, stream, attend, rows)
             if inputs is not None:
                 own = inputs if rows is None else inputs[rows]

@@ -33,9 +33,9 @@ class HostingJob:
     """The job of a host-resident document: ``context`` tokens that it reads, then its ``tokens``.
 
     ``on_progress`` is called, possibly from another thread, with the ``stage``, the completed items
-    and their total: tokens, then indexes. ``asked`` is the number of waiting callers, 0 if all were
-    interrupted. ``seconds`` is the time since it ``began``, None before its end or if it was ready
-    already. ``stored`` is whether the disk has it, None without a disk or before that is known."""
+    and their total: tokens, then indexes. ``num_callers`` wait for it, 0 if all were interrupted.
+    ``seconds`` is the time since it ``began``, None before its end or if it was ready already.
+    ``stored`` is whether the disk has it, None without a disk or before that is known."""
 
     segment: HostedSegment
     context: tuple[int, ...]
@@ -46,7 +46,7 @@ class HostingJob:
     error: Exception | None = None
     pass_over: "HostedPass | None" = None
     tenant: str = ""
-    asked: int = 0
+    num_callers: int = 0
     thread: threading.Thread | None = None
     stored: bool | None = None
     finished: threading.Event = field(default_factory=threading.Event)

@@ -208,7 +208,7 @@ class Hosting:
         context = tuple(lead[: use.part.context_length])
         self._require_readable(len(context) + len(tokens))
         if (coming := self._jobs.get(key)) is not None:
-            if coming.config == config or coming.asked:
+            if coming.config == config or coming.num_callers:
                 return self._ask_again(coming, config, on_progress)
             # an interrupted call left this job without waiting callers
             self._drop(coming)
@@ -231,7 +231,7 @@ class Hosting:
         # visible to `step` and to repeated calls only when it is complete
         self._jobs[key] = job
         self._begin_beside(job)
-        job.asked += 1
+        job.num_callers += 1
         return job
 
     def _ask_again(
@@ -239,10 +239,10 @@ class Hosting:
     ) -> HostingJob:
         """The running job, for one more caller; continues a job that an interrupt has stopped."""
         _require_same(job.config, config)
-        if not job.asked:
+        if not job.num_callers:
             job.on_progress = on_progress
         self._begin_beside(job)
-        job.asked += 1
+        job.num_callers += 1
         return job
 
     def _drop(self, job: HostingJob) -> None:

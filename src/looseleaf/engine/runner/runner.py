@@ -251,8 +251,8 @@ class Runner:
         tokens, slots, places = rows.to(device)
         if previous is not None:
             tokens = arrived_tokens(tokens, previous)
-        if rows.wanted is not None and not step.sees_queries:
-            last_rows = rows.asked
+        if rows.logit_rows is not None and not step.sees_queries:
+            last_rows = rows.last_rows
         # features that wrap the attention have no replays
         expands = not step.features or all(feature.replays for feature, _ in step.features)
         paged = self.attention.step(
@@ -274,16 +274,16 @@ class Runner:
         hook, hooked = None, None
         if step.late_rows:
             hook, hooked = enter_late(step.late_rows, slots), [e.layer for e in step.late_rows]
-        index = None if last_rows is None else rows.asked_on(device)
+        index = None if last_rows is None else rows.last_rows_on(device)
         launched = time.perf_counter()
         hidden = self.model.forward(tokens, attend, hook, index, hooked)
         if step.features and any(row.hosted for row in step.decode):
             self.attention.sent()
         for scored in step.scored:
             scored.take(hidden, self.model.logits)
-        if rows.wanted is not None:
+        if rows.logit_rows is not None:
             if last_rows is None:
-                hidden = hidden.index_select(0, rows.asked_on(device))
+                hidden = hidden.index_select(0, rows.last_rows_on(device))
             hidden = rows.without_past(hidden)
         logits = self.model.logits(hidden)
         if timer is not None:

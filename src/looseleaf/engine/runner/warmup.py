@@ -164,7 +164,7 @@ def _launch_passes(
 
         def read(step: Attend) -> Tensor:
             attend = _WholeDepth(step, model.num_layers, len(attention.rules))
-            return likeliest(model.logits(model.forward(tokens, attend, asked=last_row)))
+            return likeliest(model.logits(model.forward(tokens, attend, last_rows=last_row)))
 
         launches: Launches = []
         expanding = (False,) if attention.latent is None else (False, True)
