@@ -1,9 +1,9 @@
 """The order in which cached entries are evicted: segmented LRU (Karedla et al., 1994).
 
-One request only reads most texts: its question, its answer. With plain LRU they push out documents
-that other requests repeat. Here an entry that no second request has read is evicted first. Entries
-that were read again hold up to four fifths of the capacity. Beyond that the least recently used of
-them become the newest of the others, so documents that requests no longer name leave, too."""
+Most texts have a single reader: a question, an answer. With plain LRU they push out documents that
+other requests repeat. Here an entry that no second request has read is evicted first. Entries that
+were read again hold up to four fifths of the capacity. Beyond that the least recently used of them
+become the newest of the others, so documents that requests no longer name leave, too."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
