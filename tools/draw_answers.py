@@ -36,13 +36,14 @@ STYLES = {
     "first": ("tab:pink", ">"),
     "question": ("tab:red", "D"),
     "deviation": ("yellowgreen", "^"),
-    "deviation, a quarter of the depth": ("darkgreen", "^"),
+    "deviation, a later layer": ("darkgreen", "^"),
     "links": ("tab:blue", "o"),
     "ceiling deviation": ("yellowgreen", "x"),
     "ceiling read": ("tab:cyan", "x"),
     "ceiling received": ("navy", "x"),
 }
-"""Color and mark of each kind of arm."""
+"""Color and mark of each kind of arm; another kind has `OTHER`."""
+OTHER = ("dimgray", "P")
 
 
 def read_groups(path: Path) -> dict[Group, list[Row]]:
@@ -119,8 +120,8 @@ def style_of(family: str) -> tuple[str, str, str, bool]:
     arm = "reuse" if family == "primer" else family.removeprefix("primer, ")
     name, _, layer = arm.partition(", layer ")
     if layer and int(layer) > EARLY_LAYER:
-        name = "deviation, a quarter of the depth"
-    color, mark = STYLES[name]
+        name = "deviation, a later layer"
+    color, mark = STYLES.get(name, OTHER)
     return name, color, mark, behind
 
 

@@ -9,17 +9,17 @@ from looseleaf.kv.segmented_lru import SegmentedLru
 
 def hits(lru: bool, traffic: list[int], room: int) -> float:
     """The share of repeated keys that are cached; a negative key is named once."""
-    order, cached, found = SegmentedLru[int](room), 0, 0
+    order, num_repeated, num_hits = SegmentedLru[int](room), 0, 0
     for key in traffic:
         known = key in order
-        found += known
+        num_hits += known
         if known:
             order.remove(key)
         order.add(key, 1, reused=known and not lru)
         while order.size > room:
             order.pop()
-        cached += key >= 0
-    return found / cached
+        num_repeated += key >= 0
+    return num_hits / num_repeated
 
 
 def traffic_of(rng: random.Random, first: int, steps: int) -> list[int]:

@@ -36,7 +36,7 @@ class SegmentedLru(Generic[K]):
         yield from self._reused
 
     def add(self, key: K, size: int, *, reused: bool) -> None:
-        """Add an entry as the newest; ``reused`` if a second request has read it."""
+        """Add an absent entry as the newest; ``reused`` if a second request has read it."""
         self.size += size
         if not reused:
             self._once[key] = size

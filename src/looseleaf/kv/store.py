@@ -39,9 +39,9 @@ class Segment:
     """An immutable run of ``length`` tokens in ``pages``; ``ready`` once all are written.
 
     ``references`` counts the sequences that read it or wait for it. The store owns the pages during
-    the segment's life. ``reused`` means that a second sequence has read it. A ``forgotten`` segment
-    is dropped with its last reference. ``filled`` counts the computed tokens of an unfinished
-    segment. With a load in ``arriving``, no sequence computes the segment.
+    the segment's life. ``reused`` means that a further sequence has acquired it. A ``forgotten``
+    segment is dropped with its last reference. ``filled`` counts the computed tokens of an
+    unfinished segment. With a load in ``arriving``, no sequence computes the segment.
     """
 
     key: SegmentKey
