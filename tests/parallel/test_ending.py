@@ -1,6 +1,7 @@
 """The end of ranks whose captured graphs hold operations of NCCL."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,3 +44,16 @@ def test_a_lost_rank_does_not_wait_for_graphs(monkeypatch: pytest.MonkeyPatch) -
     assert not group.ended.is_set()
     group.without_graphs.set()
     assert group.ended.wait(60)
+
+
+def test_the_store_of_a_group_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_ABORT_SECONDS", 0.01)
+    (folder := tmp_path / "ranks").mkdir()
+    group = Group()
+    NcclGroup(group, 2, folder).close()
+    assert folder.exists()
+    group.without_graphs.set()
+    for thread in threading.enumerate():
+        if thread.name == "looseleaf-nccl":
+            thread.join(60)
+    assert not folder.exists()

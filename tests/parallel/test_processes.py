@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_rank_that_dies_ends_the_engine_with_one_error() -> None:
+def test_a_rank_that_dies_ends_the_engine_with_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 64}
     with LLM(**options) as single:
         [expected] = single.generate([PROMPT], PARAMS)
@@ -40,7 +44,7 @@ def test_a_rank_that_dies_ends_the_engine_with_one_error() -> None:
         with pytest.raises(EngineFault, match="rank 1"):
             llm.generate([PROMPT], PARAMS)
     assert not is_running(pid)
-    assert not ranks.processes.folder.exists()
+    assert not list(tmp_path.glob("looseleaf-ranks-*"))
 
 
 def test_a_model_that_does_not_divide_is_refused_before_a_process_starts() -> None:

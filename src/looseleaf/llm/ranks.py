@@ -1,6 +1,7 @@
 """Engines of several ranks: rank 0 starts the others, and all load their slices of the model."""
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -56,7 +57,7 @@ def start_ranks(make: MakeEngine, config: EngineConfig, device: torch.device) ->
     if device.type == "cpu" and config.threads is None and "OMP_NUM_THREADS" not in os.environ:
         config = replace(config, threads=max(1, usable_cores() // size))
     folder = make_folder()
-    processes = RankProcesses(__name__, size, folder)
+    processes = RankProcesses(__name__, size)
     link = Link(0, processes.connections)
     try:
         for connection in processes.connections:
@@ -64,6 +65,7 @@ def start_ranks(make: MakeEngine, config: EngineConfig, device: torch.device) ->
         return make_rank(RankStart(make, config, device.type, folder), link, processes)
     except BaseException:
         processes.kill()
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -76,7 +78,13 @@ def make_rank(start: RankStart, link: Link, processes: RankProcesses | None = No
     ranks = Ranks(shard, collectives, link, processes)
     if processes is not None:
         processes.watch(lambda rank: ranks.lose())
-    return start.make(rank_config(config, shard, device), ranks)
+    try:
+        return start.make(rank_config(config, shard, device), ranks)
+    except BaseException:
+        if processes is not None:
+            # the other ranks end with their processes
+            collectives.close()
+        raise
 
 
 def rank_config(config: EngineConfig, shard: Shard, device: torch.device) -> EngineConfig:

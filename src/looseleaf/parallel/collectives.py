@@ -4,8 +4,10 @@ The groups belong to their engine. PyTorch's default group stays free for the ca
 the same bits."""
 
 import logging
+import shutil
 import tempfile
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +23,8 @@ from looseleaf.parallel.peer_sums import PeerSums
 _STORE = "store"
 # time limit for NCCL to end; its graphs may end later
 _ABORT_SECONDS = 5.0
+# time limit of reads of the store once all ranks are connected
+_STORE_WAIT = timedelta(seconds=1)
 _log = logging.getLogger(__name__)
 
 
@@ -45,15 +49,18 @@ class Collectives(Protocol):
         ...
 
     def close(self) -> None:
-        """End the group, and unblock a call that waits for a lost rank."""
+        """End the group, and unblock a call that waits for a lost rank. Rank 0 removes the folder
+        in which the ranks found each other."""
         ...
 
 
 class ProcessGroup:
-    """Collectives by a process group of PyTorch."""
+    """Collectives by a process group of PyTorch.
 
-    def __init__(self, group: Any, size: int) -> None:
-        self._group, self._size = group, size
+    ``folder`` is removed after the group's end; None where another rank removes it."""
+
+    def __init__(self, group: Any, size: int, folder: Path | None = None) -> None:
+        self._group, self._size, self._folder = group, size, folder
 
     def sum(self, part: Tensor) -> Tensor:
         return self._reduce(part, dist.ReduceOp.SUM)
@@ -72,7 +79,12 @@ class ProcessGroup:
         return value
 
     def close(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._group.abort()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reduce(self, part: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if not part.numel():
@@ -89,8 +101,10 @@ class NcclGroup(ProcessGroup):
     def close(self) -> None:
         """End the group, in a thread that goes on after the time limit.
 
-        NCCL unblocks its kernels first, and then waits for the end of graphs that captured it."""
-        thread = threading.Thread(target=self._group.abort, name="looseleaf-nccl", daemon=True)
+        NCCL unblocks its kernels first, and then waits for the end of graphs that captured it.
+        Until then a thread of PyTorch reads the store every second. Without the folder this
+        thread, and the destructor, wait for the store's time limit."""
+        thread = threading.Thread(target=self._end, name="looseleaf-nccl", daemon=True)
         thread.start()
         thread.join(_ABORT_SECONDS)
 
@@ -142,7 +156,7 @@ def make_collectives(
     """The group of ``size`` ranks of one host that share ``folder``, an empty folder.
 
     Blocks until all ranks have called it. Raises InvalidOption without the library."""
-    store = FileStore(str(folder / _STORE), size)
+    store, own_folder = FileStore(str(folder / _STORE), size), folder if rank == 0 else None
     if device.type == "cpu":
         if not dist.is_gloo_available():
             raise InvalidOption(
@@ -153,7 +167,7 @@ def make_collectives(
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         # all ranks are on this host
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        return ProcessGroup(dist.ProcessGroupGloo(store, rank, size, options), size)
+        return ProcessGroup(dist.ProcessGroupGloo(store, rank, size, options), size, own_folder)
     if not dist.is_nccl_available():
         raise InvalidOption(
             "this build of PyTorch has no NCCL, which tensor_parallel needs on GPUs: install "
@@ -163,12 +177,14 @@ def make_collectives(
     torch.cuda.set_device(device)
     nccl = dist.ProcessGroupNCCL
     backend = nccl(store, rank, size, nccl.Options())
-    group = NcclGroup(backend, size)
+    group = NcclGroup(backend, size, own_folder)
     # connects, which a capture must not do
     group.sum(torch.zeros(1, device=device))
-    if all_reduce == "nccl":
-        return group
-    return _with_peers(group, backend, store, rank, size, device)
+    collectives: Collectives = group
+    if all_reduce != "nccl":
+        collectives = _with_peers(group, backend, store, rank, size, device)
+    store.set_timeout(_STORE_WAIT)
+    return collectives
 
 
 def _with_peers(

@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 
 _JOIN_SECONDS = 45.0
 """Time for a rank to end its writes to tiers."""
@@ -18,10 +16,9 @@ class RankProcesses:
     """Ranks 1 to ``size - 1`` on this host, and rank 0's connections to them.
 
     Each calls ``main`` of ``module`` with its rank and the number of its connection's file. Its
-    standard input ends with rank 0, and ends it. All ranks share ``folder``."""
+    standard input ends with rank 0, and ends it."""
 
-    def __init__(self, module: str, size: int, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, module: str, size: int) -> None:
         self.connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closing = False
@@ -94,4 +91,3 @@ class RankProcesses:
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)

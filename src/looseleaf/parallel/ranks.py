@@ -16,6 +16,9 @@ from looseleaf.parallel.link import Link
 from looseleaf.parallel.processes import RankProcesses
 from looseleaf.parallel.shard import Shard
 
+# time limit of `Ranks.close` for a loss that another thread handles
+_LOSE_SECONDS = 15.0
+
 ALONE = contextlib.nullcontext()
 """A command of an engine with one rank, as `Link.command`."""
 
@@ -32,6 +35,7 @@ class Ranks:
     link: Link
     processes: RankProcesses | None = None
     _lost: Event = field(default_factory=Event)
+    _ended: Event = field(default_factory=Event)
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum over ranks of a product that is split along its inner dim."""
@@ -46,6 +50,7 @@ class Ranks:
         # first, because results are wrong from then on
         self._lost.set()
         self.collectives.close()
+        self._ended.set()
 
     def require_all(self) -> None:
         """Raise EngineFault if a rank has ended, so results may be wrong."""
@@ -60,7 +65,9 @@ class Ranks:
         """Wait for the end of the other ranks, after `dismiss`."""
         if self.processes is not None:
             self.processes.close()
-        if not self._lost.is_set():
+        if self._lost.is_set():
+            self._ended.wait(_LOSE_SECONDS)
+        else:
             self.collectives.close()
 
     def vocabulary(self, part: Tensor, total: int) -> Tensor:
