@@ -32,6 +32,16 @@ def test_ranks_find_each_other_whose_processes_had_groups_before(tmp_path: Path)
             assert _received(store, begin + step, other) == f"{step} of {other}".encode()
 
 
+def test_a_group_exchanges_over_its_store(tmp_path: Path) -> None:
+    shared = dist.FileStore(str(tmp_path / "store"), 1)
+    store = ExchangeStore(shared)
+    group = dist.ProcessGroup(store, 0, 1)
+    # the keys of a rendezvous are written to the store of the group
+    _exchange(group.get_group_store(), 9, 0, "address")
+    assert shared.get("peers/memory/0/0") == b"address"
+    assert group.get_group_store().multi_get(["peers/memory/9/0"]) == [b"address"]
+
+
 def test_other_keys_stay_and_a_lost_rank_ends_the_wait(tmp_path: Path) -> None:
     shared = dist.FileStore(str(tmp_path / "store"), 2)
     store = ExchangeStore(shared)

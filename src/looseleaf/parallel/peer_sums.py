@@ -37,13 +37,13 @@ class PeerSums:
             store.set("name", f"looseleaf-{uuid.uuid4().hex}")
         self._name = store.get("name").decode()
         self._rank, self._size, self._device = rank, size, device
-        # the operator finds its group by the name
-        group = dist.ProcessGroup(store, rank, size)
+        self._exchange = ExchangeStore(store)
+        # the operator finds its group by the name, and PyTorch takes either store for an exchange
+        group = dist.ProcessGroup(self._exchange, rank, size)
         kind = dist.ProcessGroup.BackendType.NCCL
         group._register_backend(device, kind, backend)
         group._set_group_name(self._name)
         _register_process_group(self._name, group)
-        self._exchange = ExchangeStore(store)
         _SymmetricMemory.set_group_info(self._name, rank, size, self._exchange)
         shape, strides = (_BYTES,), (1,)
         self._buffer = _SymmetricMemory.empty_strided_p2p(shape, strides, torch.uint8, device)
