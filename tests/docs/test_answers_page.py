@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from tools.draw_answers import BOARD, PAGE, board, family_of
+from tools.draw_answers import MARKS, PAGE, TABLES, family_of, filled
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_board_is_that_of_the_rows() -> None:
+def test_the_tables_are_those_of_the_rows() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    table = board(ROOT / "results" / "answers.csv")
-    assert BOARD.search(page), "the page has the marks of its board"
-    assert table in page, "draw it anew: python -m tools.draw_answers"
+    assert [mark[2] for mark in MARKS.finditer(page)] == list(TABLES)
+    drawn = filled(page, ROOT / "results" / "answers.csv")
+    assert drawn == page, "draw it anew: python -m tools.draw_answers"
 
 
 def test_a_line_joins_the_shares_of_one_policy() -> None:

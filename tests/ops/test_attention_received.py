@@ -40,7 +40,7 @@ def spans(rows: list[int], placed: list[tuple[list[int], int, int]], words: list
     )
 
 
-@pytest.mark.parametrize("implementation", ["reference", "triton"])
+@pytest.mark.parametrize("implementation", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize(("words", "head_dim"), [([], 16), ([0b1010, 0], 16), ([0b1010, 0], 272)])
 def test_it_is_the_largest_weight_of_dense_attention(

@@ -1,6 +1,7 @@
 """The CPU paths answer to the references: every rule, mask, patch, empty row, dtype and shape."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from looseleaf.ops.dispatch import Implementation
 from looseleaf.ops.flash.cpu import attend_dense
 from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.partial_attention import WorkList, partial_attention
-from looseleaf.ops.prefill_attention import prefill_attention
+from looseleaf.ops.prefill_attention import cpu, prefill_attention
 from looseleaf.types import AttnState, ScoreRule
 from looseleaf_lab.testing.budget import assert_state_within_budget
 from looseleaf_lab.testing.build import SceneBuilder
@@ -110,6 +111,16 @@ def test_prefill_is_dense_attention_under_random_rules(
     shape: Shape, seed: int, tile_rows: int
 ) -> None:
     scene, state = prefilled(seed, shape, tile_rows)
+    assert_right(state, scene)
+
+
+@settings(max_examples=40)
+@given(shape=SHAPES, seed=st.integers(0, 2**16))
+def test_many_rows_read_a_span_in_blocks_from_the_first_that_sees_a_key(
+    shape: Shape, seed: int
+) -> None:
+    with patch.multiple(cpu, _FEW_ROWS=0, _LONG_SPAN=1, _BLOCK_ROWS=3):
+        scene, state = prefilled(seed, shape, 64)
     assert_right(state, scene)
 
 

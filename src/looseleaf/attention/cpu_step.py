@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from looseleaf.attention.cpu_prompts import PromptReads, Prompts
 from looseleaf.attention.decode_lists import DecodeLists
 from looseleaf.attention.host_prefill import HostedChunk, hosted_chunks
-from looseleaf.attention.plan.chunks import PrefillChunk, make_span_list
+from looseleaf.attention.plan.chunks import PrefillChunk
 from looseleaf.attention.plan.groups import DecodeRow
 from looseleaf.attention.query_scales import row_positions, scaled, scales_of
 from looseleaf.attention.select.layer_reads import Joining, LayerReads, StepReads
@@ -25,14 +26,11 @@ from looseleaf.ops.merge_states import merge_states
 from looseleaf.ops.page_dtypes import same_memory, to_pages
 from looseleaf.ops.partial_attention.cpu import PreparedWork, prepare, run_prepared
 from looseleaf.ops.partial_attention.native import NativePlan, PageAddresses, Phase
-from looseleaf.ops.prefill_attention.cpu import PreparedRequest, prepare_prefill, run_prefill
 from looseleaf.ops.rotate.cpu import Angles, AngleTable, rotate_heads
 from looseleaf.rope import map_distinct
 from looseleaf.types import AttentionCall, Rotation, ScoreRule
 
-Prefill = tuple[PreparedRequest, ...]
 Key = tuple[bool, ...]
-_CPU = torch.device("cpu")
 # long enough for a thread, short enough to feed many threads; fixed, so that a row's sums do not
 # depend on its batch
 SPLIT_KEYS = 256
@@ -67,6 +65,17 @@ class CpuAttention:
             for k, v in (self.pool.layer(layer) for layer in range(len(self.rules)))
         ]
         self.heads = torch.arange(self.layout.num_kv_heads)
+        self._prompt_reads = PromptReads(
+            self.pool,
+            self.memory,
+            self.layout,
+            self.tables,
+            self.rotations,
+            self.rules,
+            self.alike,
+            self.row_dtype,
+            self.invariant,
+        )
         self._calls = _Calls([], (), [])
         self._storing: dict[int, NativePlan] = {}
         self._layer_plans: list[NativePlan] = []
@@ -136,33 +145,16 @@ class CpuAttention:
     ) -> "Prompts":
         """``chunks`` prepared for all layers; the last one has only the queries of
         ``logit_chunks``."""
-        layers = range(len(self.rules))
-        prefill = self._prefill(chunks, layers)
+        layers, prompts = range(len(self.rules)), self._prompt_reads
+        prefill = prompts.prepare(chunks, layers)
         hosted = list[Sequence[HostedChunk]]([()] * len(self.rules))
         if any(chunk.hosted for chunk in chunks):
             hosted = [hosted_chunks(chunks)] * len(self.rules)
         if logit_chunks is not None:
-            prefill[-1] = self._prefill(logit_chunks, layers[-1:])[0]
+            prefill[-1] = prompts.prepare(logit_chunks, layers[-1:])[0]
             if hosted[-1]:
                 hosted[-1] = hosted_chunks(logit_chunks)
-        return Prompts(self, prefill, hosted)
-
-    def _prefill(
-        self, chunks: Sequence[PrefillChunk], layers: Sequence[int]
-    ) -> list[Prefill | None]:
-        """``chunks`` prepared for ``layers``, once for layers with equal rotation and rule."""
-        if not chunks:
-            return [None] * len(layers)
-        largest = max(len(chunk.positions) for chunk in chunks)
-        spans = make_span_list(chunks, tile_rows=largest, device=_CPU)
-        slot_positions = self.pool.slot_positions
-        by_layer: dict[int, Prefill] = {}
-        for layer in layers:
-            if self.alike[layer] not in by_layer:
-                by_layer[self.alike[layer]] = prepare_prefill(
-                    spans, self.layout, self.tables[layer], self.rules[layer], slot_positions
-                )
-        return [by_layer[self.alike[layer]] for layer in layers]
+        return Prompts(prompts, prefill, hosted)
 
     def _move_lists(self, reads_by_key: Mapping[Key, LayerReads]) -> bool:
         """Advance the lists to the rows' positions, and drop stale ones. Returns whether all lists
@@ -252,27 +244,6 @@ def _first_alike(rotations: Sequence[Rotation], rules: Sequence[ScoreRule]) -> l
         for table, rule in zip(rotations, rules, strict=True)
     ]
     return [first.setdefault(law, layer) for layer, law in enumerate(laws)]
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The new rows of a step, prepared for every layer."""
-
-    owner: CpuAttention
-    prefill: list[Prefill | None]
-    hosted: Sequence[Sequence[HostedChunk]]
-
-    def attend(self, layer: int, q: Tensor, out: Tensor) -> None:
-        """Write the output of the new rows ``q`` to ``out``."""
-        prefill, rule = self.prefill[layer], self.owner.rules[layer]
-        if prefill is None:
-            return
-        state = run_prefill(q, *self.owner.memory[layer], prefill, rule)
-        for chunk in self.hosted[layer]:
-            chunk.join(layer, q, state, rule, self.owner.rotations[layer])
-        if rule.sinks is not None:
-            add_sinks(state, rule.sinks, "cpu")
-        out[:] = state.out
 
 
 # once, because a union of flags takes as long as a short kernel

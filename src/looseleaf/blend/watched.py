@@ -118,9 +118,7 @@ class WatchedStep:
             rotation, rule = owner.rotations[layer], owner.rules[layer]
             readers = Readers(q, state.lse, self.weight, self.before)
             # the operator has no C kernel
-            implementation = (
-                owner.implementation if owner.implementation != "native" else "reference"
-            )
+            implementation = owner.implementation if owner.implementation != "native" else "cpu"
             num_keys = len(self.received)
             received = attention_received(
                 readers, k_pages, self.watched, num_keys, rotation, rule, implementation

@@ -29,8 +29,13 @@ def attention_received(
     is ``readers.weight * exp(score - readers.lse)``, and 0 for a key that the row does not see by
     the rules of `prefill_attention`. Keys at true positions >= ``readers.before`` count 0. Explicit
     spans are not supported. Raises InvalidOption for an unknown ``implementation``."""
-    if choose(implementation, k_pages) == "triton":
+    chosen = choose(implementation, k_pages, cpu="cpu")
+    if chosen == "triton":
         from looseleaf.ops.attention_received.kernel import attention_received_triton
 
         return attention_received_triton(readers, k_pages, spans, num_keys, rotation, rule)
+    if chosen == "cpu":
+        from looseleaf.ops.attention_received.cpu import attention_received_cpu
+
+        return attention_received_cpu(readers, k_pages, spans, num_keys, rotation, rule)
     return attention_received_reference(readers, k_pages, spans, num_keys, rotation, rule)

@@ -1,9 +1,10 @@
 """Prefill attention on the CPU: one dense product per request and span, merged per row.
 
 Each span is classified once per step. It is all visible (a document before the question), ends in
-the causal diagonal (the rows themselves), or needs a bias (gaps, windows, patches).
-`prefill_attention_reference` defines the result."""
+the causal diagonal (the rows themselves), or needs a bias (gaps, windows, patches). Of many rows
+only those that can see a key read a span. `prefill_attention_reference` defines the result."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -30,15 +31,19 @@ from looseleaf.types import AttnState, Rotation, ScoreRule
 
 # up to this number of rows, calls dominate: spans are rotated and merged together
 _FEW_ROWS = 128
+# spans of this length that need a bias are read in blocks of rows, each up to its last visible key
+_LONG_SPAN, _BLOCK_ROWS = 512, 64
 
 
 @dataclass(frozen=True)
 class PreparedSpan:
-    """One span as read by the rows of its request.
+    """One span as read by rows ``start:stop`` of its request.
 
     ``causal_from`` is the first key of a causal diagonal that ends with the last row. Without a
     diagonal it is None, and the bias of ``keys`` hides keys."""
 
+    start: int
+    stop: int
     angles: Angles
     keys: KeyBlock
     causal_from: int | None
@@ -94,14 +99,30 @@ def run_prefill(
         if request.angles is not None:
             state = _read_together(rotate_heads(q[rows], request.angles), memory, request, rule)
             out[rows], lse[rows] = state.out, state.lse
-            continue
-        merged: AttnState | None = None
-        for span in request.spans:
-            for part in _read_span(rotate_heads(q[rows], span.angles), memory, span, rule):
-                merged = _join(merged, part)
-        if merged is not None:
-            out[rows], lse[rows] = merged.out, merged.lse
+        else:
+            _read_in_turn(q[rows], memory, request, rule, AttnState(out[rows], lse[rows]))
     return AttnState(out, lse)
+
+
+def _read_in_turn(
+    q: Float[Tensor, "rows qo_heads head_dim"],
+    memory: tuple[Tensor, Tensor],
+    request: PreparedRequest,
+    rule: ScoreRule,
+    states: AttnState,
+) -> None:
+    """Writes the states of a request's rows, span by span; ``states`` are empty before."""
+    num_read = 0
+    for span in request.spans:
+        own = slice(span.start, span.stop)
+        before = AttnState(states.out[own], states.lse[own])
+        merged = None if span.start >= num_read else before
+        for part in _read_span(rotate_heads(q[own], span.angles), memory, span, rule):
+            merged = _join(merged, part)
+        if merged is not None:
+            before.out.copy_(merged.out)
+            before.lse.copy_(merged.lse)
+        num_read = max(num_read, span.stop)
 
 
 def _read_together(
@@ -178,7 +199,7 @@ def prepare_prefill(
         prepared = [
             span
             for index in range(span_indptr[request], span_indptr[request + 1])
-            if (span := builder.build(index, positions)) is not None
+            for span in builder.build(index, positions)
         ]
         is_short = prepared and stop - start <= _FEW_ROWS
         angles = Angles.stack([span.angles for span in prepared]) if is_short else None
@@ -206,34 +227,74 @@ class _SpanBuilder:
         self.mask_words: IntArray = spans.mask_words.numpy().astype(np.int64)
         self.slot_positions = None if slot_positions is None else slot_positions.numpy()
 
-    def build(self, span: int, positions: IntArray) -> PreparedSpan | None:
-        """The span for rows at ``positions``, None without visible keys."""
+    def build(self, span: int, positions: IntArray) -> Iterator[PreparedSpan]:
+        """The span for rows at ``positions``, ascending; nothing without visible keys."""
+        if len(positions) <= _FEW_ROWS:
+            yield from self._read_by(span, positions, 0)
+            return
+        start, stop = self._rows_with_keys(span, positions)
+        in_blocks = self.lengths[span] >= _LONG_SPAN
+        if stop > start and in_blocks and self._needs_bias(span, positions[start:stop]):
+            for first in range(start, stop, _BLOCK_ROWS):
+                rows = positions[first : min(first + _BLOCK_ROWS, stop)]
+                yield from self._read_by(span, rows, first)
+        elif stop > start:
+            yield from self._read_by(span, positions[start:stop], start)
+
+    def _rows_with_keys(self, span: int, positions: IntArray) -> tuple[int, int]:
+        """The first row at or after the span's first key, and the last with a key in its window."""
+        first = last = self.offsets[span]
+        if self.explicit[span]:
+            keys = self._key_positions(span, self._pages(span), self.lengths[span])
+            first += int(keys[keys >= 0].min(initial=0))
+            last += int(keys.max(initial=0))
+        else:
+            last += self.lengths[span] - 1
+        start = int(np.searchsorted(positions, first))
+        if not self.rule.window:
+            return start, len(positions)
+        return start, int(np.searchsorted(positions, last + self.rule.window))
+
+    def _pages(self, span: int) -> IntArray:
+        return self.pages[self.page_indptr[span] : self.page_indptr[span + 1]]
+
+    def _is_plain(self, span: int) -> bool:
+        """Whether keys have the positions of their slots, and only later ones are hidden."""
+        has_mask = self.explicit[span] or self.masks[span] >= 0 or self.rule.window
+        return not has_mask and self.rule.alibi_slopes is None
+
+    def _needs_bias(self, span: int, positions: IntArray) -> bool:
+        """Whether a span is neither all visible nor ends in the causal diagonal."""
+        frame_rows = positions - self.offsets[span]
+        length = min(self.lengths[span], int(frame_rows.max()) + 1)
+        return not self._is_plain(span) or not (
+            length <= frame_rows[0] + 1 or _is_diagonal(frame_rows, length)
+        )
+
+    def _read_by(self, span: int, positions: IntArray, start: int) -> Iterator[PreparedSpan]:
+        """The span as read by rows from ``start`` on, at ``positions``."""
         offset, length = self.offsets[span], self.lengths[span]
         frame_rows = positions - offset
-        has_mask = self.explicit[span] or self.masks[span] >= 0 or self.rule.window
-        plain = not has_mask and self.rule.alibi_slopes is None
         if not self.explicit[span]:
             length = min(length, int(frame_rows.max()) + 1)
         if length <= 0:
-            return None
-        pages = self.pages[self.page_indptr[span] : self.page_indptr[span + 1]]
+            return
+        pages = self._pages(span)
         require_room(span, length, len(pages) * self.layout.page_size)
         pages = pages[: -(-length // self.layout.page_size)]
-        first, last = int(frame_rows.min()), int(frame_rows.max())
-        if plain and length <= first + 1:
-            return self._prepared(frame_rows, pages, np.arange(length), None)
-        # a causal diagonal needs consecutive rows: row i sees one key more than row i - 1
-        is_diagonal = plain and bool((np.diff(frame_rows) == 1).all())
-        if is_diagonal and first >= 0 and last == length - 1:
-            return self._prepared(frame_rows, pages, np.arange(length), None, causal_from=first)
+        if not self._needs_bias(span, positions):
+            split = None if length <= frame_rows[0] + 1 else int(frame_rows[0])
+            yield self._prepared(start, frame_rows, pages, np.arange(length), None, split)
+            return
         keys = self._key_positions(span, pages, length)
         if self.rule.window and not self.explicit[span]:
             # pages before the first row's window are not read
-            num_hidden = max(0, first - self.rule.window + 1) // self.layout.page_size
+            first = int(frame_rows.min()) - self.rule.window + 1
+            num_hidden = max(0, first) // self.layout.page_size
             pages, keys = pages[num_hidden:], keys[num_hidden * self.layout.page_size :]
-        if len(keys) == 0:
-            return None
-        return self._prepared(frame_rows, pages, keys, self._visible(span, frame_rows, keys))
+        if len(keys):
+            visible = self._visible(span, frame_rows, keys)
+            yield self._prepared(start, frame_rows, pages, keys, visible)
 
     def _key_positions(self, span: int, pages: IntArray, length: int) -> IntArray:
         if not self.explicit[span]:
@@ -254,6 +315,7 @@ class _SpanBuilder:
 
     def _prepared(
         self,
+        start: int,
         frame_rows: IntArray,
         pages: IntArray,
         keys: IntArray,
@@ -266,4 +328,10 @@ class _SpanBuilder:
             bias, blind = visibility_bias(visible[None], distance, 1, self.rule)
         block = KeyBlock.create(pages[None], self.layout, len(keys), bias, blind)
         angles = self.table.at(torch.from_numpy(frame_rows).clamp_min(0))
-        return PreparedSpan(angles, block, causal_from)
+        return PreparedSpan(start, start + len(frame_rows), angles, block, causal_from)
+
+
+def _is_diagonal(frame_rows: IntArray, length: int) -> bool:
+    """Whether row i sees one key more than row i - 1, and the last row all ``length`` keys."""
+    in_order = bool((np.diff(frame_rows) == 1).all())
+    return in_order and frame_rows[0] >= 0 and int(frame_rows[-1]) == length - 1
