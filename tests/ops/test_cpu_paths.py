@@ -131,6 +131,8 @@ def test_half_precision_attends_within_the_budget(variant: str, dtype: torch.dty
     scene = decode_scene(13, shape)
     assert_right(attended(scene, work_list(scene)), scene)
     assert_right(*reversed(prefilled(13, shape, 64)))
+    with patch.multiple(cpu, _FEW_ROWS=0, _LONG_SPAN=1, _BLOCK_ROWS=3):
+        assert_right(*reversed(prefilled(13, shape, 64)))
 
 
 def test_no_items_are_empty_states() -> None:

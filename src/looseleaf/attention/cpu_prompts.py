@@ -23,8 +23,9 @@ from looseleaf.ops.rotate.cpu import AngleTable
 from looseleaf.types import AttnState, Rotation, ScoreRule
 
 _CPU = torch.device("cpu")
-# fewest rows and spans of a prompt whose keys are gathered
-_MANY_ROWS, _MANY_SPANS = 129, 3
+# fewest rows and spans of prompts whose keys are gathered, and most keys per span: long spans are
+# read in place, because a copy takes longer than the calls that it saves
+_MANY_ROWS, _MANY_SPANS, _SHORT_SPAN = 129, 3, 512
 Memory = tuple[Tensor, Tensor]
 
 
@@ -89,10 +90,12 @@ class PromptReads:
 
     def _gathered(self, chunks: Sequence[PrefillChunk], largest: int) -> SpanList | None:
         """The span list of ``chunks`` over gathered keys, None where that does not pay."""
-        most_spans = max(len(chunk.spans) for chunk in chunks)
-        num_keys = sum(int(chunk.positions[-1]) + 1 for chunk in chunks)
-        pays = largest >= _MANY_ROWS and most_spans >= _MANY_SPANS and num_keys <= MOST_GATHERED
-        if not self._gathers or not pays:
+        if not self._gathers or largest < _MANY_ROWS:
+            return None
+        num_spans = max(len(chunk.spans) for chunk in chunks)
+        num_keys = sum(int(chunk.positions[-1]) + 1 for chunk in chunks if len(chunk.positions))
+        most = min(MOST_GATHERED, _SHORT_SPAN * sum(len(chunk.spans) for chunk in chunks))
+        if num_spans < _MANY_SPANS or num_keys > most:
             return None
         gathered = gather_chunks(chunks, self.pool.page_size)
         return None if gathered is None else sent_spans(gathered_spans(gathered, largest), _CPU)

@@ -140,8 +140,10 @@ class PeerGroup:
         return self._sums.sum(part) if self._sums.fits(part) else self._group.sum(part)
 
     def close(self) -> None:
-        self._sums.release()
-        self._group.close()
+        try:
+            self._sums.release()
+        finally:
+            self._group.close()
 
 
 def _finish(work: Any) -> None:
@@ -178,11 +180,15 @@ def make_collectives(
     nccl = dist.ProcessGroupNCCL
     backend = nccl(store, rank, size, nccl.Options())
     group = NcclGroup(backend, size, own_folder)
-    # connects, which a capture must not do
-    group.sum(torch.zeros(1, device=device))
-    collectives: Collectives = group
-    if all_reduce != "nccl":
-        collectives = _with_peers(group, backend, store, rank, size, device)
+    try:
+        # connects, which a capture must not do
+        group.sum(torch.zeros(1, device=device))
+        collectives: Collectives = group
+        if all_reduce != "nccl":
+            collectives = _with_peers(group, backend, store, rank, size, device)
+    except BaseException:
+        group.close()
+        raise
     store.set_timeout(_STORE_WAIT)
     return collectives
 
@@ -200,7 +206,10 @@ def _with_peers(
         error = failure
     failed = group.largest(torch.tensor([sums is None], dtype=torch.int32, device=device))
     if int(failed) or sums is None:
-        _log.warning("sums over GPUs use NCCL alone, which is slower for few rows: %r", error)
+        if sums is not None:
+            sums.release()
+        reason = error or "another rank has no peer memory"
+        _log.warning("sums over GPUs use NCCL alone, which is slower for few rows: %r", reason)
         return group
     return PeerGroup(group, sums)
 

@@ -84,7 +84,7 @@ class CopiedPages:
         page_indices: Tensor,
         run: slice,
     ) -> "CopiedPages":
-        """Copies each page of ``page_indices[used]`` once."""
+        """Copies each page of ``page_indices[run]`` once."""
         numbers, ordinals = page_indices[run].long().unique(return_inverse=True)
         new_indices = page_indices.clone()
         new_indices[run] = ordinals.to(new_indices.dtype)

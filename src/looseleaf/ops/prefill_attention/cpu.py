@@ -100,7 +100,10 @@ def run_prefill(
             state = _read_together(rotate_heads(q[rows], request.angles), memory, request, rule)
             out[rows], lse[rows] = state.out, state.lse
         else:
-            _read_in_turn(q[rows], memory, request, rule, AttnState(out[rows], lse[rows]))
+            # states of several spans are merged in fp32
+            state = AttnState(torch.zeros(q[rows].shape), lse[rows])
+            _read_in_turn(q[rows], memory, request, rule, state)
+            out[rows] = state.out
     return AttnState(out, lse)
 
 
@@ -228,8 +231,8 @@ class _SpanBuilder:
         self.slot_positions = None if slot_positions is None else slot_positions.numpy()
 
     def build(self, span: int, positions: IntArray) -> Iterator[PreparedSpan]:
-        """The span for rows at ``positions``, ascending; nothing without visible keys."""
-        if len(positions) <= _FEW_ROWS:
+        """The span for rows at ``positions``; nothing without visible keys."""
+        if len(positions) <= _FEW_ROWS or (np.diff(positions) < 0).any():
             yield from self._read_by(span, positions, 0)
             return
         start, stop = self._rows_with_keys(span, positions)
@@ -246,8 +249,10 @@ class _SpanBuilder:
         first = last = self.offsets[span]
         if self.explicit[span]:
             keys = self._key_positions(span, self._pages(span), self.lengths[span])
-            first += int(keys[keys >= 0].min(initial=0))
-            last += int(keys.max(initial=0))
+            keys = keys[keys >= 0]
+            if not len(keys):
+                return 0, 0
+            first, last = first + int(keys.min()), last + int(keys.max())
         else:
             last += self.lengths[span] - 1
         start = int(np.searchsorted(positions, first))
@@ -268,7 +273,7 @@ class _SpanBuilder:
         frame_rows = positions - self.offsets[span]
         length = min(self.lengths[span], int(frame_rows.max()) + 1)
         return not self._is_plain(span) or not (
-            length <= frame_rows[0] + 1 or _is_diagonal(frame_rows, length)
+            length <= frame_rows.min() + 1 or _is_diagonal(frame_rows, length)
         )
 
     def _read_by(self, span: int, positions: IntArray, start: int) -> Iterator[PreparedSpan]:
@@ -283,7 +288,8 @@ class _SpanBuilder:
         require_room(span, length, len(pages) * self.layout.page_size)
         pages = pages[: -(-length // self.layout.page_size)]
         if not self._needs_bias(span, positions):
-            split = None if length <= frame_rows[0] + 1 else int(frame_rows[0])
+            first = int(frame_rows.min())
+            split = None if length <= first + 1 else first
             yield self._prepared(start, frame_rows, pages, np.arange(length), None, split)
             return
         keys = self._key_positions(span, pages, length)
