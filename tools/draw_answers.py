@@ -64,12 +64,16 @@ OTHER = ("dimgray", "P")
 
 
 def read_groups(path: Path) -> dict[Group, list[Row]]:
-    """The latest row of every arm, by model, file, part, hardware and number of questions."""
+    """The latest row of every arm, by model, file, part, hardware and number of questions. Rows of
+    an earlier commit than a group's latest are left out: their times do not compare."""
     latest: dict[Group, dict[str, Row]] = defaultdict(dict)
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             names = row["model"], row["file"], row["part"], row["hardware"]
-            latest[*names, int(row["questions"])][row["arm"]] = row
+            arms = latest[*names, int(row["questions"])]
+            if arms and next(iter(arms.values()))["commit"] != row["commit"]:
+                arms.clear()
+            arms[row["arm"]] = row
     return {group: [*latest[group].values()] for group in sorted(latest)}
 
 
