@@ -103,15 +103,15 @@ def policies(path: Path) -> str:
             continue
         row = rows[-1]
         developed = {
-            other["arm"]: other
-            for (name, files, kind, machine, _), others in groups.items()
+            member["arm"]: member
+            for (name, files, kind, machine, _), members in groups.items()
             if (name, files, kind, machine) == (model, file, "develop", hardware)
-            for other in others
+            for member in members
         }
         share = row["arm"].rpartition(", ")[2]
         ceilings = [
-            float(other["kl_removed"])
-            for arm, other in developed.items()
+            float(member["kl_removed"])
+            for arm, member in developed.items()
             if arm.startswith("ceiling") and arm.endswith(f", {share}")
         ]
         cells = (
@@ -135,9 +135,9 @@ def rule_of(header: str) -> str:
 
 def layer_of(arm: str) -> int:
     """The layer of a deviation's arm."""
-    found = DEVIATION.fullmatch(arm)
-    assert found, arm
-    return int(found[1])
+    match = DEVIATION.fullmatch(arm)
+    assert match, arm
+    return int(match[1])
 
 
 def board(path: Path) -> str:

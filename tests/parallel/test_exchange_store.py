@@ -4,9 +4,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from looseleaf.parallel.exchange_store import ExchangeStore
+from looseleaf.parallel.peer_sums import PeerSums
 
 
 def _exchange(store: dist.Store, number: int, rank: int, value: str) -> None:
@@ -40,6 +42,20 @@ def test_a_group_exchanges_over_its_store(tmp_path: Path) -> None:
     _exchange(group.get_group_store(), 9, 0, "address")
     assert shared.get("peers/memory/0/0") == b"address"
     assert group.get_group_store().multi_get(["peers/memory/9/0"]) == [b"address"]
+
+
+def test_sums_by_peer_memory_give_their_group_that_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Made(Exception):
+        """The group is made."""
+
+    def make(store: dist.Store, rank: int, size: int) -> None:
+        raise Made(type(store))
+
+    monkeypatch.setattr(dist, "ProcessGroup", make)
+    with pytest.raises(Made, match="ExchangeStore"):
+        PeerSums(dist.FileStore(str(tmp_path / "store"), 1), None, 0, 1, torch.device("cpu"))
 
 
 def test_other_keys_stay_and_a_lost_rank_ends_the_wait(tmp_path: Path) -> None:

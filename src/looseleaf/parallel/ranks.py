@@ -49,8 +49,10 @@ class Ranks:
         """End calls that wait for a rank that has ended, from any thread."""
         # first, because results are wrong from then on
         self._lost.set()
-        self.collectives.close()
-        self._ended.set()
+        try:
+            self.collectives.close()
+        finally:
+            self._ended.set()
 
     def require_all(self) -> None:
         """Raise EngineFault if a rank has ended, so results may be wrong."""
