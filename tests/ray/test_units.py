@@ -9,7 +9,9 @@ import pytest
 from looseleaf.errors import InvalidOption
 from looseleaf.ray import app
 from looseleaf.ray.asgi import AsgiApp
+from looseleaf.ray.routing import CHOICE_SECONDS, DocumentRouter
 from looseleaf.ray.scaling import queue_and_pages
+from looseleaf.router import Affinity
 
 
 def context(requests=0.0, shares=(), least=1, most=10):
@@ -86,6 +88,57 @@ def test_an_error_of_the_application_is_the_callers():
             await anext(at_work.call("GET", "/", [], b""))
 
     asyncio.run(run())
+
+
+def replicas(*names):
+    return [
+        SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats={})
+        for name in names
+    ]
+
+
+def test_requests_that_arrive_together_are_shared_before_any_is_sent(monkeypatch):
+    """Ray asks for the replicas of several requests before it sends the first."""
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("looseleaf.ray.routing.time", clock)
+    router = object.__new__(DocumentRouter)
+    router.initialize_state()
+    candidates = replicas("a", "b")
+    requests = [
+        SimpleNamespace(
+            kwargs={"affinity": Affinity((("document", 100),))},
+            metadata=SimpleNamespace(internal_request_id=str(number)),
+        )
+        for number in range(8)
+    ]
+
+    def choose(request):
+        ranks = asyncio.run(router.choose_replicas(candidates, request))
+        assert [len(rank) for rank in ranks] == [1, 1]
+        return ranks[0][0].replica_id
+
+    chosen = [choose(request) for request in requests]
+    names = [replica.unique_id for replica in chosen]
+    assert set(names) == {"a", "b"} and max(map(names.count, names)) <= 5
+    # a request that is chosen for again counts once
+    assert [choose(request).unique_id for request in requests[:1]] == names[:1]
+
+    def running():
+        return [router._router.loads.running(name) for name in ("a", "b")]
+
+    assert sum(running()) == 8
+    for request, replica in zip(requests[:6], chosen, strict=False):
+        router.on_request_routed(request, replica, None)
+    assert sum(running()) == 8
+    # Ray dropped the last two, and the next choice forgets them
+    now[0] += 2 * CHOICE_SECONDS
+    choose(requests[6])
+    assert sum(running()) == 7
+    router.on_request_routed(requests[6], chosen[6], None)
+    for replica in chosen[:7]:
+        router.on_request_completed(replica, "")
+    assert running() == [0, 0]
 
 
 def manifests():

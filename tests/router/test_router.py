@@ -116,6 +116,18 @@ def test_recent_requests_are_forgotten():
     assert at_work.loads.eligible(["a", "b"]) == ["a", "b"]
 
 
+@given(REPLICAS, st.integers(1, 5))
+def test_a_request_that_is_withdrawn_leaves_no_count(replicas, number):
+    at_work, replica = router(), replicas[0]
+    at_work.loads.begin(replica)
+    for _ in range(number):
+        at_work.loads.begin(replica)
+    for _ in range(number):
+        at_work.loads.withdraw(replica)
+    assert at_work.loads.running(replica) == at_work.loads.recent(replica) == 1
+    at_work.loads.withdraw("of no request")
+
+
 def test_no_replicas_are_no_order():
     assert router().order(Affinity(), []) == []
 

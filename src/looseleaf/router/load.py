@@ -50,6 +50,13 @@ class Loads:
         if load is not None:
             load.running = max(0, load.running - 1)
 
+    def withdraw(self, replica: str) -> None:
+        """Take back the count of a request that was not sent after all."""
+        self.end(replica)
+        load = self._loads.get(replica)
+        if load is not None:
+            load.recent = max(0.0, load.recent - 1.0)
+
     def forget(self, replica: str) -> None:
         """Drop the counts of a replica that has left."""
         self._loads.pop(replica, None)
