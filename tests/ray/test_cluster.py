@@ -78,7 +78,9 @@ def test_a_document_is_computed_once(client):
 
 def test_the_whole_api_passes(client):
     assert client.get("/v1/models").json()["data"][0]["id"] == "looseleaf-reference"
-    assert client.post(CHAT, json={}).status_code == 400
+    response = client.post(CHAT, json={}, headers={"x-request-id": "mine"})
+    assert response.status_code == 400
+    assert response.headers.get_list("x-request-id") == ["mine"]
     assert client.get("/nowhere").status_code == 404
     text = "The archive is in the north wing. " * 4
     assert client.post("/v1/documents", json={"id": "archive", "text": text}).status_code == 201

@@ -6,7 +6,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from looseleaf.config.route import RouteConfig
 from looseleaf.proxy.app import ProxyApp
@@ -27,7 +27,14 @@ class Relay(Response):
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        async def send_once(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # Ray's own proxy adds this header
+                headers = [(n, v) for n, v in message["headers"] if n.lower() != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_once)
 
 
 def make_ingress() -> Any:
