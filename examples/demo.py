@@ -49,7 +49,7 @@ def main() -> int:
     cold_median, reused_median = statistics.median(cold_times), statistics.median(reused_times)
     print(f"\n{'median':58}{cold_median:8.1f}{reused_median:8.1f}")
     print(f"Reused, the first token comes {cold_median / reused_median:.1f} times sooner.")
-    answers = "Answers in other words" if model else "Wrong answers"
+    answers = "Answers unlike the expected text" if model else "Wrong answers"
     print(f"Document tokens computed again: {recomputed}. {answers}: {num_wrong}.")
     # the answers that are compared are in the reference model's words
     return int((num_wrong > 0 and model is None) or recomputed > 0)

@@ -1,10 +1,16 @@
 """``looseleaf chat``, scripted: documents are computed once for all questions."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from looseleaf import LLM
+from looseleaf.engine.reports.outputs import RequestOutput
 from tests.cli.conftest import Result, Run
+from tests.engine.harness import assert_idle
 
 
 @pytest.fixture
@@ -72,6 +78,31 @@ def test_the_words_that_end_a_conversation_are_no_questions(
     result = chat(run, model, word, "/docs", options=("-d", handbook))
     assert result.code == 0
     assert "handbook.txt" not in result.out
+
+
+def test_an_interrupt_ends_an_answer_and_not_the_conversation(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, asked = LLM.stream, list[LLM]()
+
+    def interrupted(self: LLM, *arguments: Any, **options: Any) -> Iterator[RequestOutput]:
+        asked.append(self)
+        for output in stream(self, *arguments, **options):
+            if len(asked) == 1 and len(output.token_ids) == 2:
+                signal.raise_signal(signal.SIGINT)
+            yield output
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    result = chat(run, model, "Who signs?", "/reuse", "Who signs?", "/reuse")
+    assert result.code == 0
+    assert result.err.count("stopped: this answer is not part of the conversation") == 1
+    # the second question is the first of the conversation
+    assert "no answer yet" in result.out
+    assert result.out.count("from the prefix cache") == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(asked) == 2
+    assert_idle(asked[0])
 
 
 def test_an_answer_without_documents_says_so(run: Run, model: Path, handbook: Path) -> None:

@@ -153,6 +153,7 @@ def test_progress_is_heard_while_a_prompt_is_read(checkpoint: Folder) -> None:
     for _ in llm.stream(parts, GREEDY, on_prefill=lambda *place: heard.append(place)):
         pass
     done = [place[0] for place in heard]
+    assert done[0] == 0
     total = sum(len(part.tokens) for part in parts)
     assert done == sorted(done)
     assert len(set(done)) > 4

@@ -25,6 +25,9 @@ class BadInput:
     headers: dict[str, str] = field(default_factory=lambda: dict(JSON_TYPE))
 
 
+_TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
 def _chat(**fields: Any) -> dict[str, Any]:
     user = [{"role": "user", "content": "Where is the archive?"}]
     return {"model": REFERENCE_NAME, "messages": user, "max_tokens": 4, **fields}
@@ -129,6 +132,8 @@ CHATS = [
     chat("a path as the model", "model", 404, model="../../etc/passwd"),
     chat("an empty model name", "model", model=""),
     chat("a tool without a function", "tools.0.function", tools=[{"type": "function"}]),
+    chat("tools that the template does not show", "tools", tools=_TOOLS),
+    chat("a forced call without a form", "tools", tools=_TOOLS, tool_choice="required"),
     chat("a temperature below 0", "temperature", temperature=-0.1),
     chat("a temperature of 1e308", "temperature", temperature=1e308),
     chat("a temperature as text", "temperature", temperature="1"),
@@ -245,7 +250,7 @@ CHATS = [
     ),
     chat("a document without text or id", "documents.0", documents=[{}]),
     chat("a document that is a string", "documents.0", documents=["text"]),
-    chat("an empty document", None, documents=[{"text": "  "}]),
+    chat("an empty document", "documents.1.text", documents=[{"text": "a"}, {"text": "  "}]),
     chat("an unknown document", None, 404, documents=[{"id": "nothing"}]),
     chat("a path as a document's id", "documents.0.id", documents=[{"id": "../../etc/passwd"}]),
     chat(

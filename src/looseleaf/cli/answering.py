@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
+from looseleaf.cli.signals import deferred_interrupt
 from looseleaf.engine.reports.outputs import RequestOutput
 from looseleaf.errors import InvalidOption
 from looseleaf.llm.llm import LLM
@@ -92,17 +93,20 @@ def print_answer(
     params: SamplingParams,
     **policies: Unpack[Policies],
 ) -> RequestOutput:
-    """Stream the answer to standard output, with a prefill progress bar on standard error."""
+    """Stream the answer to standard output, with a prefill progress bar on standard error.
+
+    Raises KeyboardInterrupt between two steps of the engine."""
     printed = ""
     output: RequestOutput | None = None
-    with _progress("tokens") as bar:
-        task = bar.add_task("reading")
-        for output in llm.stream(
-            parts,
-            params,
-            on_prefill=lambda n, total: bar.update(task, completed=n, total=total),
-            **policies,
-        ):
+    with _progress("tokens") as bar, deferred_interrupt() as check_interrupt:
+        task = bar.add_task("reading", visible=False)
+
+        def report(computed: int, total: int) -> None:
+            check_interrupt()
+            bar.update(task, completed=computed, total=total, visible=True)
+
+        for output in llm.stream(parts, params, on_prefill=report, **policies):
+            check_interrupt()
             if not printed:
                 bar.stop()
             click.echo(output.text[len(printed) :], nl=False)

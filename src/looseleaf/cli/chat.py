@@ -65,7 +65,7 @@ class Conversation:
         self._faults = Counter[tuple[str, str]]()
 
     def run(self) -> None:
-        """Read lines until /quit, exit or the end of the input."""
+        """Read lines until /quit, exit or the end of the input; Ctrl-C ends only an answer."""
         while True:
             try:
                 line = click.prompt(">", prompt_suffix=" ", default="", show_default=False).strip()
@@ -78,6 +78,8 @@ class Conversation:
                 self._command(line) if line.startswith("/") else self._ask(line)
             except LooseleafError as error:
                 click.echo(f"looseleaf: {error.named(flag)}", err=True)
+            except KeyboardInterrupt:
+                click.echo("\nstopped: this answer is not part of the conversation", err=True)
 
     def _command(self, line: str) -> None:
         word, _, argument = line.partition(" ")

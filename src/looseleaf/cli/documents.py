@@ -43,7 +43,7 @@ def _files(path: Path) -> list[Path]:
             )
         return files
     if not path.exists():
-        raise InvalidRequest(f"no file {path}: check the path after -d")
+        raise InvalidRequest(f"no file {path}: check the path")
     return [path]
 
 

@@ -80,8 +80,8 @@ def option_names() -> list[str]:
 )
 @section_options(*ENGINE_SECTIONS, ServerConfig)
 def serve(model: str | None, **options: Any) -> None:
-    """Serve MODEL over the OpenAI API: a checkpoint folder, a hub id or looseleaf-reference-causal.
-    The default is the reference model looseleaf-reference.
+    """Serve MODEL over the OpenAI API: a checkpoint folder, a GGUF file, a hub id or
+    looseleaf-reference-causal. The default is the reference model looseleaf-reference.
 
     Every option is also read from the environment variable LOOSELEAF_NAME and the file of --config.
     """

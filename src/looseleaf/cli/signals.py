@@ -1,7 +1,9 @@
-"""The SIGTERM handler of a server that is still starting."""
+"""Handlers of signals: SIGTERM while a server starts, SIGINT while an answer is printed."""
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 
@@ -17,3 +19,27 @@ def _end(number: int, _: FrameType | None) -> None:
     signal.raise_signal(number)
     # reached only by process 1
     os._exit(128 + number)
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], None]]:
+    """Defer the first SIGINT until the yielded function is called, which raises KeyboardInterrupt.
+
+    So an answer ends between two steps of the engine. A second SIGINT raises at once."""
+    is_pending = False
+
+    def handle(number: int, _: FrameType | None) -> None:
+        nonlocal is_pending
+        if is_pending:
+            raise KeyboardInterrupt
+        is_pending = True
+
+    def check() -> None:
+        if is_pending:
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -50,7 +50,7 @@ _SECTIONS = (EngineConfig, CacheConfig, SchedulerConfig, TierConfig)
 class LLM(ProcessBound):
     """A model with its engine and its cache of segments.
 
-    ``model`` is a folder or a hub id. Two reference models ship with the package.
+    ``model`` is a folder, a GGUF file or a hub id. Two reference models ship with the package.
     ``looseleaf-reference``, the default, is for prompts up to about a thousand tokens.
     ``looseleaf-reference-causal`` is for longer prompts. Options are the fields of `EngineConfig`,
     `CacheConfig`, `SchedulerConfig` and `TierConfig`, as in ``LLM(num_pages=1000,
@@ -260,8 +260,8 @@ class LLM(ProcessBound):
 
         The prompt is as in `generate`, for example ``llm.stream([document, "Who?"])``. A
         conversation needs ``engine.prompts.from_messages``. ``on_prefill(computed, total)`` reports
-        prompt tokens until the first output token. ``salt``, ``deadline``, ``policies`` and errors
-        as in `generate`."""
+        prompt tokens at the start, and after each step until the first output token. ``salt``,
+        ``deadline``, ``policies`` and errors as in `generate`."""
         require_policies("stream", policies)
         parts = tokenized(prompt) or self.engine.prompts.from_parts(cast(Prompt, prompt))
         params = SamplingParams() if sampling_params is None else sampling_params
@@ -276,6 +276,8 @@ class LLM(ProcessBound):
             progress = self.engine.add(request)
         sequence = progress.outputs[0].sequence
         try:
+            if on_prefill is not None:
+                on_prefill(sequence.num_computed, sequence.num_tokens)
             finished = False
             while not finished:
                 with self._lock:

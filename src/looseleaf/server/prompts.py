@@ -239,6 +239,8 @@ class PromptMaker:
         for where, body in bodies:
             if body.text is None:
                 _check_registered(where, body)
+            else:
+                _check_text(where, body.text)
         ids = list(dict.fromkeys(b.id for _, b in bodies if b.text is None and b.id is not None))
         return dict(zip(ids, self.registered(ids), strict=True)) if ids else {}
 
@@ -261,6 +263,17 @@ class PromptMaker:
 
 def _places(documents: Sequence[DocumentInput]) -> list[_Place]:
     return [(f"documents.{number}", body) for number, body in enumerate(documents)]
+
+
+def _check_text(where: str, text: str) -> None:
+    """Raises ApiError (400) for a blank text."""
+    if not text or text.isspace():
+        raise ApiError(
+            400,
+            f"{where} is empty: leave it out, or give it some text",
+            param=f"{where}.text",
+            code="invalid_value",
+        )
 
 
 def _check_registered(where: str, body: DocumentInput | DocumentContent) -> None:

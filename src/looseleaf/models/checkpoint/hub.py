@@ -64,7 +64,7 @@ def find_checkpoint(name: str | Path, download: Downloader | None = None) -> Pat
             f"no folder {name}, and the hub did not give it ({type(error).__name__}: {reason}). "
             "Check the spelling, and `hf auth login` for gated models; offline, download it "
             "elsewhere and give the folder"
-        ) from error
+        ) from None
 
 
 def _gguf_in(folder: Path) -> Path | None:

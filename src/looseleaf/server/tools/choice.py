@@ -124,12 +124,7 @@ def template_variables(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any
         for function in offered(body)
     ]
     if tools:
-        if "tools" not in tokenizer.chat_template_source(tools=True):
-            raise _invalid(
-                "this model's chat template shows no tools: leave tools out, or serve a model "
-                "that was trained with tools",
-                "tools",
-            )
+        _require_tools(tokenizer.chat_template_source(tools=True))
         variables["tools"] = tools
     return variables
 
@@ -199,7 +194,17 @@ def _find_parser(template: str, config: ServerConfig) -> type[ToolParser] | None
     return choose_parser(template) if name is None else PARSERS[name]
 
 
+def _require_tools(template: str) -> None:
+    if "tools" not in template:
+        raise _invalid(
+            "this model's chat template shows no tools: leave tools out, or serve a model that "
+            "was trained with tools",
+            "tools",
+        )
+
+
 def _parser(template: str, config: ServerConfig) -> type[ToolParser]:
+    _require_tools(template)
     parser = _find_parser(template, config)
     if parser is None:
         raise _invalid(

@@ -98,6 +98,8 @@ def collect(
         if target is not None:
             append_rows(target, [row], origin)
         click.echo(summarize(row), err=True)
+    if target is not None:
+        click.echo(f"appended to {target}", err=True)
     return rows
 
 
