@@ -27,7 +27,11 @@ def main() -> None:
     messages = [{"role": "user", "content": QUESTION}]
     for documents in (DOCUMENTS, DOCUMENTS[::-1]):
         answer = client.chat.completions.create(
-            model=model, messages=messages, temperature=0, extra_body={"documents": documents}
+            model=model,
+            messages=messages,
+            temperature=0,
+            max_tokens=128,
+            extra_body={"documents": documents},
         )
         print(answer.choices[0].message.content)
         # an extension of the OpenAI schema
@@ -38,6 +42,7 @@ def main() -> None:
         model=model,
         messages=messages,
         temperature=0,
+        max_tokens=128,
         stream=True,
         stream_options={"include_usage": True},
         extra_body={"documents": DOCUMENTS},
