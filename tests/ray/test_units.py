@@ -41,7 +41,8 @@ def test_replicas_follow_the_queue_and_the_pages(state, number):
 
 
 def test_options_are_checked_before_a_replica_starts():
-    for options in ({"port": "-1"}, {"replicas": "3", "max_replicas": "2"}):
+    bounds = [{"load_half_life": "0"}, {"load_factor": "0.5"}, {"load_slack": "0"}]
+    for options in ({"port": "-1"}, {"replicas": "3", "max_replicas": "2"}, *bounds):
         with pytest.raises(InvalidOption):
             app(options)
 
@@ -74,6 +75,23 @@ def test_an_application_is_called_without_a_socket():
     assert asyncio.run(run()) == ["http.response.start", "http.response.body"]
     assert events[:2] == ["lifespan.startup", ("/a b", b"c=d", b"body")]
     assert events[-1] == "lifespan.shutdown"
+
+
+def test_a_reader_that_leaves_a_full_queue_ends_the_call():
+    async def inner(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+
+    async def run():
+        messages = AsgiApp(inner).call("GET", "/", [], b"")
+        assert (await anext(messages))["type"] == "http.response.start"
+        # the application's turn, in which it fills the queue
+        await asyncio.sleep(0)
+        closed, _ = await asyncio.wait({asyncio.ensure_future(messages.aclose())}, timeout=5)
+        assert closed
+
+    asyncio.run(run())
 
 
 def test_an_error_of_the_application_is_the_callers():

@@ -25,7 +25,7 @@ def _end(number: int, _: FrameType | None) -> None:
 def deferred_interrupt() -> Iterator[Callable[[], None]]:
     """Defer the first SIGINT until the yielded function is called, which raises KeyboardInterrupt.
 
-    So an answer ends between two steps of the engine. A second SIGINT raises at once."""
+    So an answer ends between two steps of the engine. A second SIGINT raises immediately."""
     is_pending = False
 
     def handle(number: int, _: FrameType | None) -> None:

@@ -17,6 +17,8 @@ from looseleaf.ray.routing import DocumentRouter
 from looseleaf.ray.scaling import queue_and_pages
 
 _ROUTE_ONLY = ("requests_per_minute", "concurrent_requests", "max_body_mib", "registered_mib")
+_LOAD_LIMITS = {"load_factor": "factor", "load_slack": "slack", "load_half_life": "half_life"}
+"""Fields of `RouteConfig` and those of `LoadLimits`."""
 _DEFAULTS: dict[str, Any] = {
     "model": None,
     "replicas": 1,
@@ -33,19 +35,20 @@ def app(args: Mapping[str, Any]) -> Any:
     """The application. ``args`` are ``model``, the options below, and any option of ``looseleaf
     serve`` with underscores.
 
-    ``replicas`` engines run, up to ``max_replicas`` by load; each takes about ``ongoing_requests``
-    at a time, and has ``num_gpus`` and ``num_cpus``. ``ingresses`` speak HTTP. Rate limits hold per
-    ingress. Raises InvalidOption."""
+    ``replicas`` engines run, up to ``max_replicas`` by load. Autoscaling aims at
+    ``ongoing_requests`` per engine, which takes at most four times as many. An engine has
+    ``num_gpus`` and ``num_cpus``. ``ingresses`` speak HTTP. Rate limits hold per ingress. Raises
+    InvalidOption."""
     options = {name: _value(value) for name, value in args.items()}
     own = {name: options.pop(name, default) for name, default in _DEFAULTS.items()}
     route = {name: options.pop(name) for name in _ROUTE_ONLY if name in options}
-    limits = _load_limits(options)
+    limits = {name: options.pop(name) for name in _LOAD_LIMITS if name in options}
     names = {field.name for field in fields(ServerConfig)}
     server = {name: options.pop(name) for name in list(options) if name in names}
     if own["max_replicas"] is not None and own["max_replicas"] < own["replicas"]:
         raise InvalidOption("max_replicas is at least replicas: raise it", "max_replicas")
     # checked before any machine starts
-    RouteConfig(**route)
+    RouteConfig(**route, **limits)
     ServerConfig(**server)
     make_config(options)
     engines = serve.deployment(EngineReplica, name="Engine").options(
@@ -55,7 +58,7 @@ def app(args: Mapping[str, Any]) -> Any:
         health_check_period_s=5,
         request_router_config=RequestRouterConfig(
             request_router_class=DocumentRouter,
-            request_router_kwargs=limits,
+            request_router_kwargs={_LOAD_LIMITS[name]: limits[name] for name in limits},
             request_routing_stats_period_s=1.0,
         ),
         **_scale(own),
@@ -78,11 +81,6 @@ def _scale(own: Mapping[str, Any]) -> dict[str, Any]:
             policy=AutoscalingPolicy(policy_function=queue_and_pages),
         )
     }
-
-
-def _load_limits(options: dict[str, Any]) -> dict[str, Any]:
-    names = {"load_factor": "factor", "load_slack": "slack", "load_half_life": "half_life"}
-    return {names[name]: options.pop(name) for name in names if name in options}
 
 
 def _value(value: Any) -> Any:

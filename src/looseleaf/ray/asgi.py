@@ -50,7 +50,9 @@ class AsgiApp:
             try:
                 await self._app(_scope(method, path, headers), receive, messages.put)
             finally:
-                await messages.put(None)
+                # a reader that has left takes nothing from a full queue
+                if not gone.is_set():
+                    await messages.put(None)
 
         task = asyncio.create_task(run())
         try:

@@ -4,11 +4,10 @@ Ray chooses the replica by `DocumentRouter`. A call to a named replica passes th
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -19,6 +18,7 @@ ATTEMPTS = 3
 """Calls of one request, of which each may meet a replica that ends."""
 
 _REFRESH_SECONDS = 2.0
+_ROUND_SECONDS = 5.0
 _LOST = (RayActorError, BackPressureError, DeploymentUnavailableError)
 
 
@@ -49,17 +49,14 @@ class RayFleet:
     """The replicas behind a handle. `open` begins to follow their names."""
 
     handle: DeploymentHandle
+    log: Any
     _names: list[str] = field(default_factory=list)
     _task: "asyncio.Task[None] | None" = None
 
     async def open(self) -> None:
-        """Begin to follow the names of the replicas."""
+        """Learn the names of the replicas, and follow them from now on."""
+        await self._learn()
         self._task = asyncio.create_task(self._follow())
-
-    async def close(self) -> None:
-        """Stop following."""
-        if self._task is not None:
-            self._task.cancel()
 
     def order(self, affinity: Affinity) -> list[str]:
         """Attempts, each at the replica that Ray's router chooses."""
@@ -93,8 +90,14 @@ class RayFleet:
 
     async def _follow(self) -> None:
         while True:
-            # a failed round leaves the last names, and a call to a lost one fails by itself
-            with suppress(RayActorError, RayTaskError, TimeoutError, DeploymentUnavailableError):
+            await asyncio.sleep(_REFRESH_SECONDS)
+            await self._learn()
+
+    async def _learn(self) -> None:
+        # a failed round leaves the last names, and a call to a lost one fails by itself
+        try:
+            async with asyncio.timeout(_ROUND_SECONDS):
                 response = self.handle.broadcast("name")
                 self._names = sorted(await response.results_async())
-            await asyncio.sleep(_REFRESH_SECONDS)
+        except Exception as error:
+            self.log.info("names_unknown", reason=f"{type(error).__name__}: {error}"[:300])

@@ -1,5 +1,6 @@
 """The ingress: the proxy of `looseleaf.proxy` as a deployment, with Ray's replicas behind it."""
 
+import asyncio
 from typing import Any
 
 import structlog
@@ -48,22 +49,24 @@ def make_ingress() -> Any:
 
         def __init__(self, engines: DeploymentHandle, options: dict[str, Any]) -> None:
             config = RouteConfig(**options)
-            self._fleet = RayFleet(engines)
-            self._opened = False
+            log = structlog.get_logger()
+            self._fleet = RayFleet(engines, log)
+            self._opening: asyncio.Task[None] | None = None
             registered = RegisteredBodies(int(config.registered_mib * 2**20))
             self._app = ProxyApp(
                 Forwarder(self._fleet, registered, ProxyMetrics()),
                 KeyLimits(config.requests_per_minute, config.concurrent_requests),
                 int(config.max_body_mib * 2**20),
-                structlog.get_logger(),
+                log,
             )
 
         @api.api_route("/{path:path}", methods=METHODS)
         async def answer(self, request: Request) -> Response:
             """Any path of the server's API."""
-            if not self._opened:
-                self._opened = True
-                await self._fleet.open()
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._fleet.open())
+            # a client that leaves does not end it for the others
+            await asyncio.shield(self._opening)
             return Relay(self._app)
 
     return Ingress

@@ -1,7 +1,7 @@
 """Ray Serve's request router by documents: the logic of `looseleaf.router` for one handle.
 
-Ray awaits replicas between the choice and the sending of a request. So a choice counts as load at
-once, else requests that arrive together would all see a replica without load."""
+Ray awaits replicas between the choice and the sending of a request. So a choice counts as load
+immediately. Otherwise requests that arrive together would all see replicas without load."""
 
 import time
 from typing import Any

@@ -363,7 +363,7 @@ def make_service(
     options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Service:
-    """Load a model and prepare to serve it in one process; ``on_progress`` hears how far that is.
+    """Load a model and prepare to serve it in one process; ``on_progress`` reports the progress.
 
     Raises InvalidOption and ModelError before any port is open."""
     frontend = Frontend.create(model, config)

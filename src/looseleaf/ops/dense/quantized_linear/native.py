@@ -119,8 +119,8 @@ class PackedMatrix:
     """A matrix ``[features, columns]`` in the C kernels' layout, for activations in ``dtype``.
 
     ``blocks`` are GGUF's, uint8 ``[features, row_bytes]``, and are copied. The layout takes as many
-    bytes as the blocks, 3 % more for Q4_K and Q5_K; features are rounded up to a multiple of
-    `GROUP`. ``instructions`` is one of `INSTRUCTIONS`. Raises as `load_products`, and
+    bytes as the blocks, 3 % more for Q4_K and Q5_K, 6 % more for MXFP4; features are rounded up to
+    a multiple of `GROUP`. ``instructions`` is one of `INSTRUCTIONS`. Raises as `load_products`, and
     NativeUnavailable for scales of MXFP4 that are no float16."""
 
     def __init__(
