@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from looseleaf.cli import app
 from looseleaf.config import ServerConfig
 from looseleaf.errors import InvalidOption
+from looseleaf.server.processes.supervisor import _KILL_SECONDS
 from looseleaf.server.run import _CLOSING_SECONDS
 from looseleaf.server.service import STEP_PATIENCE
-from looseleaf.tiers.tiers import _CLOSE_SECONDS
+from looseleaf.tiers.tiers import _CLOSE_SECONDS, _JOIN_SECONDS
 from tests.server.running import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,19 @@ def test_both_let_the_server_drain_before_it_is_killed():
     assert float(limit) >= EXAMPLE["drain_seconds"] + behind
     (limit,) = re.findall(r"--stop-timeout (\d+)", DOCKERFILE)
     assert float(limit) >= ServerConfig().drain_seconds + behind
+
+
+def test_the_engine_ends_within_the_limit_of_its_parent_and_that_within_the_stated_one():
+    assert _KILL_SECONDS > STEP_PATIENCE + _CLOSE_SECONDS + _JOIN_SECONDS
+    page = (ROOT / "docs" / "server.md").read_text("utf-8")
+    (stated,) = re.findall(r"wait (\d+) s longer than the drain", page)
+    (example,) = re.findall(r"by (\d+) seconds or more", (DEPLOY / "serve.toml").read_text("utf-8"))
+    assert stated == example
+    assert float(stated) >= _KILL_SECONDS + _CLOSING_SECONDS
+    (limit,) = directives("TimeoutStopSec")
+    assert float(limit) >= EXAMPLE["drain_seconds"] + float(stated)
+    (limit,) = re.findall(r"--stop-timeout (\d+)", DOCKERFILE)
+    assert float(limit) >= ServerConfig().drain_seconds + float(stated)
 
 
 def unit_environment(path):

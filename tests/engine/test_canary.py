@@ -1,6 +1,7 @@
 """The canary: fused answers checked against full prefill; ratios rise where they differ."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,6 +109,34 @@ def test_no_canary_is_added_while_somebody_waits(checkpoint: Folder) -> None:
         engine.step()
     assert len(running) == 4 and set(waiting) == {0}
     assert engine.counters.canaries == 4
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_an_answer_that_its_reader_ended_late_is_compared_up_to_the_stop_string(
+    checkpoint: Folder, agrees: bool
+) -> None:
+    llm = make_llm(checkpoint("llama"), canary_share=1.0)
+    engine, prompt = llm.engine, [words(1, 9), document(7), document(8), words(3, 6)]
+    params = SamplingParams(max_tokens=30, ignore_eos=True, seed=2)
+    (output,) = llm.generate([prompt], params)
+    stopping = replace(params, stop=[output.text[4]])
+    (stopped,) = llm.generate([prompt], stopping)
+    assert stopped.outputs[0].finish_reason == "stop"
+    length = len(stopped.token_ids)
+    parts = engine.prompts.from_parts(prompt)
+    # an API process reads the answer of this request
+    progress = engine.add(Request("one", parts, stopping, fuse=Fuse("all"), decodes=False))
+    while len(progress.outputs[0].token_ids) < length + 3:
+        engine.step()
+    engine.end_output("one", 0)
+    (case,) = engine._canary._pending
+    assert len(case.answer) >= length + 3
+    if not agrees:
+        wrong = case.answer[0] + 1, *case.answer[1:]
+        engine._canary._pending[0] = replace(case, answer=wrong)
+    while engine.has_work:
+        engine.step()
+    assert (engine.counters.canaries, engine.counters.canaries_agreed) == (1, agrees)
 
 
 @pytest.mark.parametrize("option", ["canary_share", "canary_bound"])

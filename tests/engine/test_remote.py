@@ -22,6 +22,7 @@ from looseleaf.llm.client import EngineClient, Output
 from looseleaf.llm.remote.client import RemoteEngine
 from looseleaf.llm.remote.host import EngineHost
 from looseleaf.llm.remote.link import Link
+from looseleaf.llm.remote.registered_cache import RegisteredCache
 from looseleaf.llm.remote.wire import DocumentCache, Step, open_message, request_of
 from looseleaf.llm.remote.wire_error import error_from_wire, error_to_wire
 from looseleaf.prompt.request import Request
@@ -130,6 +131,39 @@ def test_errors_and_documents_cross_the_link(checkpoint: Folder) -> None:
 
     with engine(checkpoint) as llm:
         run(scenario)
+
+
+def test_a_lookup_beside_a_deletion_leaves_no_copy(checkpoint: Folder) -> None:
+    async def scenario() -> None:
+        async with linked(llm) as (remote, _):
+            document = Document(words(5, 60))
+            async for _info in remote.register(document, document_id="d", salt="s"):
+                pass
+            # the engine answers the lookup first
+            (copy,), _info = await asyncio.gather(remote._find(["d"], "s"), remote.delete("d", "s"))
+            assert copy.text == document.text
+            assert remote._documents.get(("d", "s")) == (None, None)
+
+    with engine(checkpoint) as llm:
+        run(scenario)
+
+
+def test_the_latest_registered_documents_are_kept_up_to_a_limit() -> None:
+    cache, texts = RegisteredCache(10_000), {name: name * 3000 for name in "abcd"}
+    for name in "abc":
+        cache.put((name, ""), 1, Document(texts[name]))
+    assert cache.get(("a", ""))[0] == 1
+    # again, as a document whose edition has changed
+    cache.put(("c", ""), 2, Document(texts["c"]))
+    cache.put(("d", ""), 1, Document(texts["d"]))
+    assert [cache.get((name, ""))[0] for name in "abcd"] == [1, None, 2, 1]
+    # ids count too
+    cache.put(("ids", ""), 1, Document("x", token_ids=(5,) * 1000))
+    assert [cache.get((name, ""))[0] for name in ("a", "c", "d", "ids")] == [None] * 3 + [1]
+    cache.clear()
+    cache.put(("a", ""), 1, Document(texts["a"]))
+    cache.put(("b", ""), 1, Document(texts["b"]))
+    assert cache.get(("a", ""))[0] == cache.get(("b", ""))[0] == 1
 
 
 def test_a_step_is_one_message_for_all_streams_of_a_link(

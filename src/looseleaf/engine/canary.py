@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from looseleaf.blend.fuse_budget import multiplied
 from looseleaf.config import EngineConfig
 from looseleaf.engine.background import Enlist
-from looseleaf.engine.progress import RequestProgress
+from looseleaf.engine.progress import OutputProgress, RequestProgress
 from looseleaf.engine.reports.stats import EngineCounters
 from looseleaf.errors import LooseleafError
 from looseleaf.prompt.request import Request, TextPart
@@ -107,13 +107,15 @@ class Canary:
             deadline=None,
             fuse=None,
             canary=True,
+            # no API process reads its text
+            decodes=True,
         )
 
     def _settle(self, progress: RequestProgress) -> None:
         case, self._running = self._running, None
         if case is None or progress.error is not None:
             return
-        agrees = progress.outputs[0].answer == case.answer
+        agrees = _agrees(progress.outputs[0], case.answer)
         self.counters.canaries += 1
         self.counters.canaries_agreed += agrees
         self._recent.append(agrees)
@@ -123,3 +125,13 @@ class Canary:
             self.factor = min(self.factor * RAISE, _MOST)
             self.counters.canary_raises += 1
         self._recent.clear()
+
+
+def _agrees(output: OutputProgress, answer: tuple[int, ...]) -> bool:
+    """Whether ``output`` has the tokens of ``answer``, which may end later at a stop string.
+
+    An API process finds a stop string some tokens after the engine has computed it."""
+    finish, tokens = output.stop.finish, output.answer
+    if finish is not None and isinstance(finish.stop, str):
+        answer = answer[: len(tokens)]
+    return tokens == answer

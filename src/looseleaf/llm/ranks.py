@@ -1,5 +1,6 @@
 """Engines of several ranks: rank 0 starts the others, and all load their slices of the model."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -61,7 +62,9 @@ def start_ranks(make: MakeEngine, config: EngineConfig, device: torch.device) ->
     link = Link(0, processes.connections)
     try:
         for connection in processes.connections:
-            connection.send(RankStart(make, config, device.type, folder))
+            # the rank's end is reported by `make_rank`
+            with contextlib.suppress(OSError):
+                connection.send(RankStart(make, config, device.type, folder))
         return make_rank(RankStart(make, config, device.type, folder), link, processes)
     except BaseException:
         processes.kill()
@@ -70,10 +73,14 @@ def start_ranks(make: MakeEngine, config: EngineConfig, device: torch.device) ->
 
 
 def make_rank(start: RankStart, link: Link, processes: RankProcesses | None = None) -> Engine:
-    """The engine of this rank."""
+    """The engine of this rank.
+
+    Raises EngineFault on rank 0 if another rank has ended."""
     shard = Shard(link.rank, start.config.tensor_parallel)
     device = torch.device(start.device if start.device == "cpu" else f"cuda:{link.rank}")
     config = start.config
+    # the collectives would wait minutes for a rank that has ended
+    link.agree("start", None, lambda values: None)
     collectives = make_collectives(device, shard.rank, shard.size, start.folder, config.all_reduce)
     ranks = Ranks(shard, collectives, link, processes)
     if processes is not None:

@@ -23,6 +23,7 @@ from looseleaf.errors import (
 from looseleaf.llm.client import EngineFacts
 from looseleaf.llm.preparation import PromptThreads
 from looseleaf.llm.remote.link import Link
+from looseleaf.llm.remote.registered_cache import RegisteredCache
 from looseleaf.llm.remote.stream import RemoteStream
 from looseleaf.llm.remote.wire import (
     Call,
@@ -81,7 +82,7 @@ class RemoteEngine:
         self._numbers = count()
         self._streams: dict[int, RemoteStream] = {}
         self._calls: dict[int, asyncio.Queue[Reply | Exception]] = {}
-        self._documents: dict[tuple[str, str], tuple[Any, Document]] = {}
+        self._documents = RegisteredCache()
         self._pulse, self._pulsed = 0.0, 0.0
 
     def attach(self, link: socket.socket) -> None:
@@ -207,8 +208,11 @@ class RemoteEngine:
 
     async def delete(self, document_id: str, salt: str = "") -> DocumentInfo:
         """Delete a document; returns its last state. Raises DocumentNotFound."""
-        self._documents.pop((document_id, salt), None)
-        return await self._ask_document("delete", document_id, salt)
+        try:
+            return await self._ask_document("delete", document_id, salt)
+        finally:
+            # after the answer, since a lookup before it may add the document
+            self._documents.drop((document_id, salt))
 
     def registered(self, document_ids: Sequence[str], salt: str = "") -> list[Document]:
         """Registered documents, for use in prompts; not for the event loop's thread.
@@ -296,7 +300,7 @@ class RemoteEngine:
 
     async def _find(self, document_ids: Sequence[str], salt: str) -> list[Document]:
         keys = [(document_id, salt) for document_id in document_ids]
-        known = [self._documents.get(key, (None, None)) for key in keys]
+        known = [self._documents.get(key) for key in keys]
         try:
             answers: Any = await self._ask(
                 "registered",
@@ -308,7 +312,7 @@ class RemoteEngine:
         except DocumentNotFound:
             # another process may have deleted one of them
             for key in keys:
-                self._documents.pop(key, None)
+                self._documents.drop(key)
             raise
         documents = []
         for key, answer, (_, document) in zip(keys, answers, known, strict=True):
@@ -317,7 +321,7 @@ class RemoteEngine:
                 ids = None if tokens is None else ids_from_bytes(tokens)
                 text = text if isinstance(text, str) else tuple(text)
                 document = Document(text, name, context, ids)
-                self._documents[key] = edition, document
+                self._documents.put(key, edition, document)
             documents.append(document)
         return documents
 

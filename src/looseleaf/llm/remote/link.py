@@ -74,21 +74,17 @@ class Link:
         with self._lock:
             if not self.is_open:
                 return
-            if self._unsent:
-                self._unsent += frame
-                if len(self._unsent) > MAX_BACKLOG:
+            sent = 0
+            if not self._unsent:
+                try:
+                    sent = self._socket.send(frame)
+                except BlockingIOError:
+                    pass
+                except OSError:
                     self._call_loop(self.close)
-                return
-            try:
-                sent = self._socket.send(frame)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self._call_loop(self.close)
-                return
+                    return
             if sent < len(frame):
-                self._unsent += memoryview(frame)[sent:]
-                self._call_loop(self._wait_until_writable)
+                self._queue(memoryview(frame)[sent:])
 
     def close(self) -> None:
         """End the channel; called in the event loop."""
@@ -100,6 +96,15 @@ class Link:
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._on_end()
+
+    def _queue(self, content: bytearray | memoryview) -> None:
+        """Send ``content`` after all queued bytes; called with the lock held."""
+        is_first = not self._unsent
+        self._unsent += content
+        if is_first:
+            self._call_loop(self._wait_until_writable)
+        elif len(self._unsent) > MAX_BACKLOG:
+            self._call_loop(self.close)
 
     def _call_loop(self, function: Callable[[], None]) -> None:
         # the loop may be closed
@@ -113,7 +118,7 @@ class Link:
     def _write(self) -> None:
         with self._lock:
             try:
-                sent = self._socket.send(self._unsent)
+                sent = self._transmit()
             except BlockingIOError:
                 return
             except OSError:
@@ -122,6 +127,10 @@ class Link:
             del self._unsent[:sent]
             if not self._unsent:
                 self._loop.remove_writer(self._socket)
+
+    def _transmit(self) -> int:
+        """Send queued bytes; returns their number. Raises OSError."""
+        return self._socket.send(self._unsent)
 
     def _receive(self, size: int) -> bytes:
         return self._socket.recv(size)

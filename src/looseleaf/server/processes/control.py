@@ -3,7 +3,6 @@
 The socket also carries sockets: the parent connects an API process with the engine by sending one
 end of a socket pair to each. So the processes share no name in the file system."""
 
-import contextlib
 import json
 import os
 import select
@@ -146,6 +145,8 @@ class Control(Link):
     """A `Link` that also carries sockets; ``sockets`` are those received and not taken yet."""
 
     sockets: deque[socket.socket]
+    # queued sockets, each with the offset of its message in the queued bytes
+    _queued: deque[tuple[int, socket.socket]]
 
     def __init__(
         self,
@@ -154,13 +155,39 @@ class Control(Link):
         on_message: Callable[[Any], None],
         on_end: Callable[[], None],
     ) -> None:
-        self.sockets = deque()
+        self.sockets, self._queued = deque(), deque()
         super().__init__(link, kind, on_message, on_end)
 
     def send_socket(self, message: msgspec.Struct, passed: socket.socket) -> None:
-        """Send a message with a copy of a socket, which this process then closes."""
-        with contextlib.suppress(OSError), passed:
-            socket.send_fds(self._socket, [frame_of(message)], [passed.fileno()])
+        """Send a message with a copy of a socket, which this process then closes.
+
+        They are queued behind other messages while the socket is full."""
+        frame = frame_of(message)
+        with self._lock:
+            if not self.is_open:
+                passed.close()
+                return
+            self._queued.append((len(self._unsent), passed))
+            self._queue(frame)
+
+    def close(self) -> None:
+        super().close()
+        while self._queued:
+            self._queued.popleft()[1].close()
+
+    def _transmit(self) -> int:
+        if not self._queued:
+            return super()._transmit()
+        offset, passed = self._queued[0]
+        if offset:
+            sent = self._socket.send(self._unsent[:offset])
+        else:
+            end = self._queued[1][0] if len(self._queued) > 1 else len(self._unsent)
+            sent = socket.send_fds(self._socket, [self._unsent[:end]], [passed.fileno()])
+            self._queued.popleft()
+            passed.close()
+        self._queued = deque((place - sent, other) for place, other in self._queued)
+        return sent
 
     def _receive(self, size: int) -> bytes:
         content, descriptors, _, _ = socket.recv_fds(self._socket, size, _MAX_SOCKETS)

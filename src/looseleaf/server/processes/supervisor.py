@@ -50,8 +50,8 @@ EXIT_BROKEN, EXIT_CUT = 4, 5
 _STEP_PATIENCE = 10.0
 """Seconds that the engine's process has for its last step."""
 
-_KILL_SECONDS = 35.0
-"""Seconds after which a process that was told to end is killed: its step, and writes to tiers."""
+_KILL_SECONDS = 50.0
+"""Time limit for the end of the engine's process: its last step, writes to tiers and threads."""
 
 _SCRAPE_SECONDS = 2.0
 _RECONNECT_SECONDS = 0.2

@@ -1,0 +1,104 @@
+"""Messages and sockets over one control socket, in order, also while it is full."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+
+from looseleaf.llm.remote.link import frame_of
+from looseleaf.server.processes.control import (
+    Connect,
+    Control,
+    Restored,
+    Scrape,
+    Stored,
+    ToProcess,
+)
+
+# longer than a socket's buffer
+LONG = Stored(1, [b"x" * (1 << 22)])
+
+
+def fill(full: socket.socket) -> int:
+    """Send whole messages until a socket is full; returns their number."""
+    full.setblocking(False)
+    frame, number = frame_of(Scrape(0)), 0
+    with contextlib.suppress(BlockingIOError):
+        while full.send(frame) == len(frame):
+            number += 1
+    return number
+
+
+@pytest.mark.parametrize("begin", ["empty", "full", "inside a message"])
+def test_sockets_and_messages_arrive_in_order(begin: str) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        num_before = fill(ours) if begin == "full" else 0
+        sender = Control(ours, ToProcess, lambda _: None, lambda: None)
+        expected: list[Any] = [Scrape(0)] * num_before
+        if begin == "inside a message":
+            sender.send(LONG)
+            expected.append(LONG)
+        kept = []
+        for number in range(3):
+            mine, passed = socket.socketpair()
+            kept.append(mine)
+            facts = {"number": number, "text": "y" * (1 << 20) * number}
+            messages = [Connect(facts), Scrape(number)]
+            sender.send_socket(messages[0], passed)
+            sender.send(messages[1])
+            expected += messages
+        sender.send(Restored())
+        expected.append(Restored())
+
+        received: list[Any] = []
+        done = asyncio.get_running_loop().create_future()
+
+        def take(message: Any) -> None:
+            received.append(message)
+            if isinstance(message, Connect):
+                assert message.facts is not None
+                with receiver.sockets.popleft() as end:
+                    end.send(b"%d" % message.facts["number"])
+            elif isinstance(message, Restored):
+                done.set_result(None)
+
+        def end() -> None:
+            if not done.done():
+                done.set_exception(EOFError())
+
+        receiver = Control(theirs, ToProcess, take, end)
+        async with asyncio.timeout(60):
+            await done
+        assert received == expected
+        for number, mine in enumerate(kept):
+            with mine:
+                mine.settimeout(60)
+                # the sender's copy is closed too
+                assert (mine.recv(9), mine.recv(9)) == (b"%d" % number, b"")
+        sender.close()
+        receiver.close()
+
+    asyncio.run(scenario())
+
+
+def test_sockets_that_were_not_sent_are_closed() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        sender = Control(ours, ToProcess, lambda _: None, lambda: None)
+        sender.send(LONG)
+        kept = []
+        for is_open in (True, False):
+            mine, passed = socket.socketpair()
+            kept.append(mine)
+            if not is_open:
+                sender.close()
+            sender.send_socket(Connect(), passed)
+        theirs.close()
+        for mine in kept:
+            with mine:
+                assert mine.recv(1) == b""
+
+    asyncio.run(scenario())
