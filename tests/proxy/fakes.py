@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from looseleaf.proxy.app import ProxyApp
-from looseleaf.proxy.fleet import Call, ReplicaLost
+from looseleaf.proxy.fleet import Call, Fleet, ReplicaLost, ReplicaSilent
 from looseleaf.proxy.forwarder import Forwarder
 from looseleaf.proxy.metrics import ProxyMetrics
 from looseleaf.proxy.registered import RegisteredBodies
@@ -15,6 +15,9 @@ from looseleaf.server.limits import KeyLimits
 
 LOST = object()
 """A chunk in whose place the replica ends."""
+
+SILENT = object()
+"""A chunk in whose place the replica sends nothing for too long."""
 
 Script = tuple[int, str, Sequence[object]]
 Replica = Callable[[Call], Script | None]
@@ -50,6 +53,8 @@ class FakeReply:
         for chunk in self.script[2]:
             if chunk is LOST:
                 raise ReplicaLost("it ended")
+            if chunk is SILENT:
+                raise ReplicaSilent("the replica sent nothing for 1 s")
             assert isinstance(chunk, bytes)
             yield chunk
 
@@ -89,9 +94,14 @@ class Silent:
     def warning(self, *_: object, **__: object) -> None: ...
 
 
-def proxy(fleet: FakeFleet, per_minute: int | None = None, max_body: int = 1 << 20) -> ProxyApp:
+def proxy(
+    fleet: Fleet,
+    per_minute: int | None = None,
+    max_body: int = 1 << 20,
+    concurrent: int | None = None,
+) -> ProxyApp:
     forwarder = Forwarder(fleet, RegisteredBodies(1 << 16), ProxyMetrics())
-    return ProxyApp(forwarder, KeyLimits(per_minute, None), max_body, Silent())
+    return ProxyApp(forwarder, KeyLimits(per_minute, concurrent), max_body, Silent())
 
 
 def client(app: ProxyApp) -> httpx.AsyncClient:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from looseleaf.proxy.fleet import Call
-from tests.proxy.fakes import LOST, FakeFleet, answers, client, proxy, refuses, streams
+from tests.proxy.fakes import LOST, SILENT, FakeFleet, answers, client, proxy, refuses, streams
 
 CHAT = "/v1/chat/completions"
 GOOD = answers(200, {"id": "good"})
@@ -83,6 +83,27 @@ def test_a_stream_that_has_begun_ends_with_an_error(path, event):
     assert fleet.closed == ["a"]
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+def test_the_error_of_a_stream_that_ends_within_a_line_is_an_event_of_its_own(path):
+    content = post(FakeFleet({"a": lambda call: streams(b'data: {"ha', LOST)}), path).content
+    half, event = content.split(b"\n\n")[:2]
+    assert half == b'data: {"ha' and b"send the request again" in event
+
+
+@pytest.mark.parametrize(
+    "script",
+    [streams(SILENT), (200, "application/json", [b"half", SILENT])],
+    ids=["no first byte", "half an answer"],
+)
+def test_a_silent_replica_costs_no_retry(script):
+    fleet = FakeFleet({"a": lambda call: script, "b": good})
+    response = post(fleet)
+    assert response.status_code == 504 and [replica for replica, _ in fleet.calls] == ["a"]
+    error = response.json()["error"]
+    assert error["code"] == "replica_silent" and "stream the answer" in error["message"]
+    assert response.headers["x-should-retry"] == "false" and fleet.closed == ["a"]
+
+
 def test_a_stream_passes_unchanged():
     chunks = [b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"]
     response = post(FakeFleet({"a": lambda call: streams(*chunks)}))
@@ -118,8 +139,7 @@ def test_a_rate_limit_holds_over_all_replicas():
                 for key in ("Bearer 1", "Bearer 1", "Bearer 1", "Bearer 1", "Bearer 2")
             ]
 
-    # a key counts from its first accepted request on
-    assert asyncio.run(run()) == [200, 200, 200, 429, 200]
+    assert asyncio.run(run()) == [200, 200, 429, 429, 200]
 
 
 def test_keys_that_replicas_refuse_are_not_kept():

@@ -23,6 +23,11 @@ class RouteConfig:
     concurrent_requests: int | None = option(
         None, "most concurrent requests of one key, over all replicas"
     )
+    max_connections: int = option(
+        8192,
+        "most open connections of clients, or fewer if the process has fewer descriptors; idle "
+        "ones are closed first",
+    )
     max_body_mib: float = option(64.0, "largest request body in MiB")
     registered_mib: float = option(
         256.0,
@@ -30,7 +35,7 @@ class RouteConfig:
     )
     connect_seconds: float = option(2.0, "longest wait for a connection to a replica (s)")
     silence_seconds: float = option(
-        600.0, "longest silence of a replica within an answer, then it counts as lost (s)"
+        660.0, "longest silence of a replica within an answer, above the servers' deadline (s)"
     )
     drain_seconds: float = option(600.0, "time limit of running requests at shutdown (s)")
     log_level: Literal["debug", "info", "warning", "error"] = option(
@@ -43,7 +48,13 @@ class RouteConfig:
         require_positive(
             self,
             *("load_slack", "load_half_life", "requests_per_minute", "concurrent_requests"),
-            *("max_body_mib", "connect_seconds", "silence_seconds", "drain_seconds"),
+            *(
+                "max_connections",
+                "max_body_mib",
+                "connect_seconds",
+                "silence_seconds",
+                "drain_seconds",
+            ),
         )
         require(self.load_factor >= 1, "load_factor must be at least 1", "load_factor")
         require(0 <= self.port < 65536, "port must be from 0 to 65535", "port")

@@ -18,6 +18,7 @@ from looseleaf.proxy.fleet import Call, ReplicaLost
 from looseleaf.proxy.forwarder import Answer, Forwarder
 from looseleaf.router import affinity_of
 from looseleaf.server.errors import ApiError, ClientGone
+from looseleaf.server.keys import host_name, is_loopback
 from looseleaf.server.limits import KeyLimits
 
 CUT = (
@@ -25,6 +26,12 @@ CUT = (
     "request again"
 )
 """The message at the end of a stream whose replica was lost."""
+
+BODY_SECONDS = 60.0
+"""Time limit for a complete body, that of the servers."""
+
+STALL_SECONDS = 60.0
+"""Time limit for a client to read one piece of a response, that of the servers."""
 
 _MAX_KEYS = 65_536
 _OWN = ("/health", "/ready", "/metrics")
@@ -40,7 +47,19 @@ class _Client:
     begun: bool = False
 
     async def read(self, max_bytes: int) -> bytes:
-        """The body. Raises ApiError (413) above the limit, and ClientGone."""
+        """The body. Raises ApiError above its size (413) or time (408), and ClientGone."""
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._read(max_bytes)
+        except TimeoutError as error:
+            raise ApiError(
+                408,
+                "the body did not arrive: send it again",
+                code="slow_body",
+                headers={"Connection": "close"},
+            ) from error
+
+    async def _read(self, max_bytes: int) -> bytes:
         parts, size = [], 0
         while True:
             message = await self.receive()
@@ -60,11 +79,18 @@ class _Client:
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.begun = True
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, body: bytes, *, more: bool) -> None:
-        message: Message = {"type": "http.response.body", "body": body, "more_body": more}
-        await self.send(message)
+        await self.deliver({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def deliver(self, message: Message) -> None:
+        """Send a part of the response. Raises ClientGone if the client does not read it."""
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self.send(message)
+        except TimeoutError as error:
+            raise ClientGone from error
 
     async def gone(self) -> None:
         """Return when the client disconnects."""
@@ -74,7 +100,10 @@ class _Client:
 
 @dataclass(eq=False)
 class ProxyApp:
-    """Answers clients by a `Forwarder`. ``limits`` count keys that a replica has accepted."""
+    """Answers clients by a `Forwarder`.
+
+    ``limits`` count the requests of every key. The counts of a key without running requests are
+    kept only if a replica has accepted it, since invented keys have no bound."""
 
     forwarder: Forwarder
     limits: KeyLimits
@@ -106,12 +135,14 @@ class ProxyApp:
             try:
                 await self._answer(scope, client)
             except ClientGone:
-                metrics.responses.labels("499").inc()
+                if not client.begun:
+                    metrics.responses.labels("499").inc()
             except ApiError as error:
                 metrics.responses.labels(str(error.status_code)).inc()
                 if client.begun:
                     raise
-                await error.response(scope["path"])(scope, client.receive, client.send)
+                with suppress(ClientGone):
+                    await error.response(scope["path"])(scope, client.receive, client.deliver)
 
     async def _answer(self, scope: Scope, client: _Client) -> None:
         begin = time.perf_counter()
@@ -119,6 +150,7 @@ class ProxyApp:
             await self._own(scope["path"], client)
             return
         headers = Headers(scope=scope)
+        _check_host(scope, headers)
         content = await client.read(self.max_body)
         # a client that disconnects ends its call to the replica
         gone = asyncio.create_task(client.gone())
@@ -138,23 +170,32 @@ class ProxyApp:
     ) -> None:
         call = _call(scope, headers, content)
         name = hashlib.blake2b(call.key.encode("utf-8", "replace"), digest_size=16).hexdigest()
-        if name in self._accepted or not call.key:
+        try:
             with self.limits.hold(name):
-                answer = await self._reply(call, headers, client, begin)
-        else:
-            answer = await self._reply(call, headers, client, begin)
-        if answer.status != 401:
-            self._accepted[name] = None
-            if len(self._accepted) > _MAX_KEYS:
-                self._accepted.popitem(last=False)
+                answer = await self._ask(call, headers)
+                # the paths of documentation need no key, and most errors precede its check
+                if call.key and answer.status < 400 and call.route.startswith("/v1/"):
+                    self._accept(name)
+                await self._reply(call, answer, client, begin)
+        finally:
+            if call.key and name not in self._accepted:
+                self.limits.forget(name)
 
-    async def _reply(self, call: Call, headers: Headers, client: _Client, begin: float) -> Answer:
+    def _accept(self, name: str) -> None:
+        """Keep the counts of a key, and drop those of the key that is unused for longest."""
+        self._accepted[name] = None
+        self._accepted.move_to_end(name)
+        if len(self._accepted) > _MAX_KEYS:
+            self.limits.forget(self._accepted.popitem(last=False)[0])
+
+    async def _ask(self, call: Call, headers: Headers) -> Answer:
         body = _json(call.body)
         if call.route == DOCUMENTS_PATH or call.route.startswith(f"{DOCUMENTS_PATH}/"):
-            answer = await answer_documents(call, body, self.forwarder)
-        else:
-            affinity = affinity_of(body, headers.get(_SESSION_HEADER) or _response_of(call.route))
-            answer = await self.forwarder.forward(call, affinity)
+            return await answer_documents(call, body, self.forwarder)
+        affinity = affinity_of(body, headers.get(_SESSION_HEADER) or _response_of(call.route))
+        return await self.forwarder.forward(call, affinity)
+
+    async def _reply(self, call: Call, answer: Answer, client: _Client, begin: float) -> None:
         metrics = self.forwarder.metrics
         metrics.first_byte.observe(time.perf_counter() - begin)
         metrics.responses.labels(str(answer.status)).inc()
@@ -162,7 +203,6 @@ class ProxyApp:
             await self._relay(call, answer, client)
         finally:
             await answer.close()
-        return answer
 
     async def _relay(self, call: Call, answer: Answer, client: _Client) -> None:
         """Send an answer to the client; a stream as it grows."""
@@ -216,6 +256,18 @@ def _json(content: bytes) -> Any:
         return None
 
 
+def _check_host(scope: Scope, headers: Headers) -> None:
+    """Refuse a caller of another machine that names this one: servers without keys answer to it."""
+    peer = scope.get("client")
+    if peer and not is_loopback(peer[0]) and is_loopback(host_name(headers.get("host", ""))):
+        raise ApiError(
+            403,
+            "the header Host names the proxy's own machine: send the proxy's address",
+            param="Host",
+            code="wrong_host",
+        )
+
+
 def _response_of(route: str) -> str | None:
     """The stored response that a path names."""
     prefix, _, rest = route.partition("/v1/responses/")
@@ -223,16 +275,17 @@ def _response_of(route: str) -> str | None:
 
 
 def _cut_event(route: str) -> bytes:
-    """The last event of a stream whose replica was lost, in the form of its API."""
+    """The last event of a stream whose replica was lost, in the form of its API.
+
+    It begins with an empty line, since the stream may have ended within a line."""
     if route == "/v1/messages":
         error: dict[str, Any] = {
             "type": "error",
             "error": {"type": "overloaded_error", "message": CUT},
         }
-        return f"event: error\ndata: {json.dumps(error)}\n\n".encode()
+        return f"\n\nevent: error\ndata: {json.dumps(error)}\n\n".encode()
     if route == "/v1/responses":
         error = {"type": "error", "code": "replica_lost", "message": CUT, "param": None}
-        return f"event: error\ndata: {json.dumps(error)}\n\n".encode()
+        return f"\n\nevent: error\ndata: {json.dumps(error)}\n\n".encode()
     detail = {"message": CUT, "type": "server_error", "param": None, "code": "replica_lost"}
-    # the stream may have ended within a line
     return f"\n\ndata: {json.dumps({'error': detail})}\n\n".encode()

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode
 from looseleaf.proxy.fleet import Call
 from looseleaf.proxy.forwarder import Answer, Forwarder
 from looseleaf.router import Affinity, affinity_of
-from looseleaf.router.affinity import BYTES_PER_TOKEN
+from looseleaf.router.affinity import CHARACTERS_PER_TOKEN
 from looseleaf.router.tags import registered_tag, text_tag
 from looseleaf.server.errors import ApiError, unavailable
 
@@ -53,7 +53,7 @@ def _registration(body: Mapping[str, Any]) -> Affinity:
     texts = [text] if isinstance(text, str) else text if isinstance(text, list) else []
     if not all(isinstance(item, str) for item in texts):
         return Affinity()
-    weight = 1 + sum(map(len, texts)) // BYTES_PER_TOKEN
+    weight = 1 + sum(map(len, texts)) // CHARACTERS_PER_TOKEN
     if isinstance(document_id, str):
         return Affinity(((registered_tag(document_id), weight),))
     title = body.get("title")

@@ -15,6 +15,10 @@ class ReplicaLost(Exception):
     """The replica ended or can't be reached. Its answer is incomplete or absent."""
 
 
+class ReplicaSilent(ReplicaLost):
+    """The replica has the request, but has sent nothing for too long. It may still compute."""
+
+
 @dataclass(frozen=True)
 class Call:
     """An HTTP request to a replica; ``path`` includes the query, ``key`` is its credential."""
@@ -69,7 +73,7 @@ class Fleet(Protocol):
         ...
 
     async def send(self, replica: str, call: Call, affinity: Affinity) -> Reply:
-        """The head of a replica's response. Raises ReplicaLost."""
+        """The head of a replica's response. Raises ReplicaLost, after a silence ReplicaSilent."""
         ...
 
 

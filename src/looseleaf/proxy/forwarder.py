@@ -3,6 +3,8 @@
 A replica that ends before its first byte costs a retry. So does one that is busy (429
 ``queue_full``), unavailable (503), or without a registered document (404). A document whose
 registration is known is sent to the replica first. A stored response is looked for at all replicas.
+
+A replica that has the request and stays silent costs no retry, since others would need as long.
 """
 
 import json
@@ -10,11 +12,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from looseleaf.proxy.fleet import Call, Fleet, Headers, ReplicaLost, Reply, read_all
+from looseleaf.proxy.fleet import (
+    Call,
+    Fleet,
+    Headers,
+    ReplicaLost,
+    ReplicaSilent,
+    Reply,
+    read_all,
+)
 from looseleaf.proxy.metrics import ProxyMetrics
 from looseleaf.proxy.registered import RegisteredBodies
 from looseleaf.router import Affinity
-from looseleaf.server.errors import unavailable
+from looseleaf.server.errors import ApiError, unavailable
 
 EVENT_STREAM = "text/event-stream"
 _NO_RESPONSE = "response_not_found"
@@ -56,7 +66,7 @@ class Forwarder:
     metrics: ProxyMetrics
 
     async def forward(self, call: Call, affinity: Affinity) -> Answer:
-        """The first useful answer, else the last refusal. Raises ApiError (503) without any."""
+        """The first useful answer, else the last refusal. Raises ApiError without any."""
         order = self.fleet.order(affinity)
         answer = await self._first_useful(order, call, affinity)
         if answer is not None and answer.error_code == _NO_RESPONSE:
@@ -78,6 +88,8 @@ class Forwarder:
         for replica in replicas:
             try:
                 answer = await self._attempt(replica, call, affinity)
+            except ReplicaSilent as error:
+                raise _silent(error) from error
             except ReplicaLost:
                 self.metrics.retries.labels("lost").inc()
                 continue
@@ -135,6 +147,17 @@ class Forwarder:
                 return False
             self.metrics.resent.inc()
         return True
+
+
+def _silent(error: ReplicaSilent) -> ApiError:
+    """A 504; clients that repeat it by themselves would only wait again."""
+    return ApiError(
+        504,
+        f"{error}: stream the answer or lower its max_tokens, or raise the proxy's "
+        "--silence-seconds above the servers' --deadline",
+        code="replica_silent",
+        headers={"x-should-retry": "false"},
+    )
 
 
 def _is_stream(headers: Headers) -> bool:

@@ -1,8 +1,9 @@
 """A fleet of servers over HTTP.
 
 One task per replica keeps a call of ``GET /v1/holdings`` open. The replica answers it when its
-documents change, and its failure is the first sign of a lost replica. A replica without this
-endpoint, or whose operator's key is unknown, is probed by ``GET /ready`` and routed by hash."""
+documents change, and its failure is the first sign of a lost replica. A long step of the engine
+delays it, so a replica that is late is probed by ``GET /ready``. A replica without holdings, or
+whose operator's key is unknown, has only this probe and is routed by hash."""
 
 import asyncio
 import time
@@ -14,7 +15,7 @@ import aiohttp
 from yarl import URL
 
 from looseleaf.config.route import RouteConfig
-from looseleaf.proxy.fleet import Call, Headers, ReplicaLost
+from looseleaf.proxy.fleet import Call, Headers, ReplicaLost, ReplicaSilent
 from looseleaf.proxy.metrics import ProxyMetrics
 from looseleaf.router import Affinity, LoadLimits, Router
 
@@ -40,6 +41,7 @@ class HttpReply:
     replica: str
     response: aiohttp.ClientResponse
     on_close: Callable[[], None]
+    as_lost: Callable[[Exception], ReplicaLost]
     _closed: bool = False
 
     @property
@@ -56,7 +58,7 @@ class HttpReply:
             while chunk := await self.response.content.readany():
                 yield chunk
         except _LOST as error:
-            raise ReplicaLost(str(error)) from error
+            raise self.as_lost(error) from error
 
     async def close(self) -> None:
         """End the call; a connection with an unread body is closed."""
@@ -119,7 +121,7 @@ class HttpFleet:
         return [url for url in self.urls if url in self._up]
 
     async def send(self, replica: str, call: Call, affinity: Affinity) -> HttpReply:
-        """The head of a replica's response. Raises ReplicaLost."""
+        """The head of a replica's response. Raises ReplicaLost, after a silence ReplicaSilent."""
         self.metrics.tokens.inc(sum(weight for _, weight in affinity.documents))
         self.metrics.held_tokens.inc(self.router.held_tokens(replica, affinity))
         self.router.begin(replica, affinity)
@@ -128,7 +130,7 @@ class HttpFleet:
         except BaseException:
             self.router.end(replica)
             raise
-        return HttpReply(replica, response, lambda: self.router.end(replica))
+        return HttpReply(replica, response, lambda: self.router.end(replica), self._as_lost)
 
     async def _request(self, replica: str, call: Call) -> aiohttp.ClientResponse:
         assert self._session is not None, "the fleet is open"
@@ -146,14 +148,21 @@ class HttpFleet:
             self._lose(replica, str(error))
             raise ReplicaLost(str(error)) from error
         except _LOST as error:
-            raise ReplicaLost(str(error)) from error
+            raise self._as_lost(error) from error
+
+    def _as_lost(self, error: Exception) -> ReplicaLost:
+        # aiohttp's timer of reads begins when the request is sent
+        if isinstance(error, aiohttp.SocketTimeoutError):
+            seconds = self.config.silence_seconds
+            return ReplicaSilent(f"the replica sent nothing for {seconds:g} s")
+        return ReplicaLost(str(error))
 
     async def _watch(self, url: str) -> None:
         version: str | None = None
         failures = 0
         while True:
             try:
-                version = await self._poll(url, version)
+                version = await self._poll_or_probe(url, version)
                 failures = 0
                 await asyncio.sleep(_PAUSE_SECONDS)
             except (*_LOST, ValueError, KeyError) as error:
@@ -162,8 +171,25 @@ class HttpFleet:
                 await asyncio.sleep(min(_MAX_BACKOFF, _PAUSE_SECONDS * 2**failures))
                 failures = min(failures + 1, 8)
 
+    async def _poll_or_probe(self, url: str, version: str | None) -> str | None:
+        """Poll a replica, and probe it if it is late. Raises on failure of both."""
+        try:
+            return await self._poll(url, version)
+        except TimeoutError:
+            await self._probe(url)
+        known = version if url in self._up else None
+        self._gain(url)
+        return known
+
+    async def _probe(self, url: str) -> None:
+        """Ask a replica whether it is ready. Raises on failure."""
+        assert self._session is not None, "the fleet is open"
+        async with asyncio.timeout(_LATE_SECONDS), self._session.get(f"{url}/ready") as response:
+            if response.status != 200:
+                raise ValueError(f"status {response.status}")
+
     async def _poll(self, url: str, version: str | None) -> str | None:
-        """Read the holdings of a replica; returns their version. Raises on failure."""
+        """Read the holdings of a replica; returns their version, if known. Raises on failure."""
         assert self._session is not None, "the fleet is open"
         headers = {"Authorization": f"Bearer {self.operator_key}"} if self.operator_key else {}
         query = {"wait": "0"}
@@ -177,14 +203,15 @@ class HttpFleet:
                     content = await response.json()
                     if content["documents"] is not None:
                         self.router.report(url, content["documents"])
+                    elif url not in self._up:
+                        # a failed call has dropped the documents of this version
+                        return None
                     self._gain(url)
                     return str(content["version"])
                 if response.status not in (401, 403, 404):
                     raise ValueError(f"status {response.status}")
                 reason = response.status
-            async with self._session.get(f"{url}/ready") as response:
-                if response.status != 200:
-                    raise ValueError(f"status {response.status}")
+            await self._probe(url)
             if url not in self._up:
                 self.log.warning("replica_without_holdings", url=url, status=reason)
             self._gain(url)
@@ -199,6 +226,7 @@ class HttpFleet:
     def _lose(self, url: str, reason: str) -> None:
         if url in self._up:
             self._up.discard(url)
-            self.router.forget(url)
+            # the loads stay, because requests in flight still end
+            self.router.report(url, {})
             self.metrics.up.set(len(self._up))
             self.log.warning("replica_lost", url=url, reason=reason)

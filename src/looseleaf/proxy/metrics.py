@@ -30,6 +30,9 @@ class ProxyMetrics:
         self.held_tokens = self._counter(
             "document_tokens_held", "Tokens of documents that the chosen replica reported to hold."
         )
+        self.refused_connections = self._counter(
+            "refused_connections", "Connections closed because too many were open."
+        )
         self.running = self._gauge("requests_in_flight", "Requests in flight.")
         self.up = self._gauge("replicas_up", "Replicas that answer.")
         self.first_byte = Histogram(

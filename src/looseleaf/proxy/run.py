@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -17,8 +18,13 @@ from looseleaf.proxy.registered import RegisteredBodies
 from looseleaf.server.limits import KeyLimits
 from looseleaf.server.line_writer import LineWriter
 from looseleaf.server.logs import forward_logging, make_log
-from looseleaf.server.open_connections import raise_descriptor_limit
+from looseleaf.server.open_connections import (
+    OpenConnections,
+    connection_capacity,
+    raise_descriptor_limit,
+)
 from looseleaf.server.ports import address_fields
+from looseleaf.server.stalled import Connection
 
 
 def make_proxy(
@@ -42,9 +48,14 @@ class ProxyServer(uvicorn.Server):
     """Logs the address of the open port. A signal lets running requests end."""
 
     def __init__(self, app: ProxyApp, config: RouteConfig) -> None:
+        # a request in flight has a second connection, to its replica
+        pairs, backlog = connection_capacity(2 * config.max_connections)
+        refused = app.forwarder.metrics.refused_connections
+        self.connections = OpenConnections(max(1, pairs // 2), refused.inc)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(Connection, connections=self.connections),  # type: ignore[arg-type]
                 host=config.host,
                 port=config.port,
                 loop="asyncio",
@@ -56,6 +67,7 @@ class ProxyServer(uvicorn.Server):
                 date_header=False,
                 timeout_graceful_shutdown=int(config.drain_seconds),
                 timeout_keep_alive=30,
+                backlog=backlog,
             )
         )
         self._app = app

@@ -9,7 +9,7 @@ from typing import Any
 
 from looseleaf.router.tags import digest, registered_tag, response_tag, text_tag
 
-BYTES_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 """Characters per token of usual text, for weights only."""
 
 REGISTERED_TOKENS = 512
@@ -52,7 +52,7 @@ def affinity_of(body: object, session: str | None = None) -> Affinity:
     elif beginning:
         # equal questions about different documents are different conversations
         tag = digest("conversation", [*weights, *beginning])
-    tokens = sum(map(len, _texts(body))) // BYTES_PER_TOKEN
+    tokens = sum(map(len, _texts(body))) // CHARACTERS_PER_TOKEN
     return Affinity(tuple(weights.items()), tag, tokens if tag else 0, tuple(ids))
 
 
@@ -70,7 +70,7 @@ def _documents(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _tagged(document: Mapping[str, Any]) -> tuple[str, int] | None:
     text, document_id = _text(document), _string(document.get("id"))
     if text:
-        return text_tag(_string(document.get("title")), text), 1 + len(text) // BYTES_PER_TOKEN
+        return text_tag(_string(document.get("title")), text), 1 + len(text) // CHARACTERS_PER_TOKEN
     return (registered_tag(document_id), REGISTERED_TOKENS) if document_id else None
 
 

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from looseleaf.server.errors import ApiError, ClientGone, fault, is_messages_path
-from looseleaf.server.keys import OPEN_CALLER, Caller, is_loopback
+from looseleaf.server.keys import OPEN_CALLER, Caller, host_name, is_loopback
 from looseleaf.server.service import Service
 
 OPEN_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
@@ -245,12 +245,7 @@ class Gate:
         """Refuse other host names on a server without keys, against DNS rebinding by web pages."""
         if not self._service.keys.is_open:
             return
-        host = headers.get("host", "").lower()
-        name = (
-            host[: host.rindex("]") + 1]
-            if host.startswith("[") and "]" in host
-            else host.partition(":")[0]
-        )
+        name = host_name(headers.get("host", ""))
         if not is_loopback(name) and name not in map(str.lower, self._service.config.allowed_hosts):
             raise ApiError(
                 403,

@@ -139,6 +139,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_name(header: str) -> str:
+    """The host of a header ``Host``, in lower case and without the port."""
+    host = header.lower()
+    if host.startswith("[") and "]" in host:
+        return host[: host.rindex("]") + 1]
+    return host.partition(":")[0]
+
+
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
