@@ -25,8 +25,8 @@ SUMMARY = (
     "primer, question | primer, deviation |"
 )
 POLICIES = (
-    "| model | policy | computed again | even questions: KL removed | odd questions: KL removed | "
-    "same first 12 tokens | sooner | ceiling of the share |"
+    "| model | odd questions | policy | computed again | even questions: KL removed | "
+    "odd questions: KL removed | same first 12 tokens | sooner | ceiling of the share |"
 )
 HEADER = (
     "| arm | computed again | loss minus full's | KL | KL removed | same first 12 tokens | F1 | "
@@ -98,7 +98,7 @@ def summary(path: Path) -> str:
 def policies(path: Path) -> str:
     """The policies that a calibration chose on even questions, measured on odd ones."""
     groups, lines = read_groups(path), [POLICIES, rule_of(POLICIES)]
-    for (model, file, part, hardware, _), rows in groups.items():
+    for (model, file, part, hardware, questions), rows in groups.items():
         if " " not in file or part != "decide":
             continue
         row = rows[-1]
@@ -116,6 +116,7 @@ def policies(path: Path) -> str:
         ]
         cells = (
             model,
+            str(questions),
             row["arm"],
             f"{float(row['recomputed']):.0%}",
             interval(developed[row["arm"]], "kl_removed", ".0%"),
