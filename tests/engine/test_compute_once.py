@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from looseleaf.prompt.request import Document, Request
 from tests.engine.harness import ask, assert_same_answers
 from tests.engine.tiered import PARAMS, load_always, prompts, sources, tiered
 from tests.tiers.s3_server import moto_server, s3_server
@@ -69,3 +70,22 @@ def test_an_engine_takes_over_from_one_that_ended(checkpoint, url):
     assert "computed" in sources(answers[0].output)
     for llm in (first, second):
         llm.close()
+
+
+def test_requests_that_wait_for_another_engine_do_not_block_others(checkpoint, redis_server):
+    """Each waits for the claim of an engine that computes; the scheduler looks behind them."""
+    llm = tiered(checkpoint(), remote_url=redis_server.url, compute_once=True, max_num_seqs=16)
+    engine = llm.engine
+    engine.tiering.claims.awaits = lambda missing: True
+    for number in range(12):
+        parts = engine.prompts.from_parts([Document(f"{number} " * 40), "who?"])
+        engine.add(Request(f"waits {number}", parts, PARAMS))
+    free = engine.add(Request("free", engine.prompts.from_parts(["who?"]), PARAMS))
+    for _ in range(40):
+        engine.step()
+    assert free.finished
+    assert engine.snapshot().waiting == 12
+    engine.tiering.claims.awaits = lambda missing: False
+    while engine.has_work:
+        engine.step()
+    llm.close()

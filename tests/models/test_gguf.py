@@ -314,6 +314,14 @@ def test_hostile_counts_are_refused_at_once(
         find_checkpoint(tmp_path / "hostile.gguf")
 
 
+def test_a_tensor_without_values_is_refused(tmp_path: Path) -> None:
+    head = struct.pack("<4sIQQQ", b"GGUF", 3, 1, 0, 1) + b"t"
+    head += struct.pack("<IQQQIQ", 3, 256, 0, 1 << 40, 0, 0)
+    (tmp_path / "a.gguf").write_bytes(head + bytes(64))
+    with pytest.raises(CorruptCheckpoint, match="a dim of 0"):
+        read_container(tmp_path / "a.gguf")
+
+
 def test_an_array_longer_than_its_file_is_refused(tmp_path: Path) -> None:
     head = (
         struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 10, 7_000_000)

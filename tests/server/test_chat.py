@@ -451,6 +451,21 @@ def test_a_prompt_may_end_without_the_head_of_an_answer(live: Live) -> None:
     assert len(prompt) < len(open_ended["prompt_token_ids"])
 
 
+def test_a_stream_has_the_ids_of_its_prompt_once(live: Live) -> None:
+    fields = {"return_token_ids": True, "max_tokens": 6, "ignore_eos": True, "n": 2}
+    sampled = {**fields, "temperature": 1.0, "seed": 3}
+    whole = live.chat(**sampled).json()["choices"]
+    body = chat_body(stream=True, **sampled)
+    chunks = [event["choices"] for event in live.events("/v1/chat/completions", body)]
+    for index in range(2):
+        mine = [c for choices in chunks for c in choices if c["index"] == index]
+        prompts = [c["prompt_token_ids"] for c in mine if "prompt_token_ids" in c]
+        assert prompts == [whole[index]["prompt_token_ids"]]
+        assert "prompt_token_ids" in mine[0]
+        tokens = [token for choice in mine for token in choice.get("token_ids", [])]
+        assert tokens == whole[index]["token_ids"]
+
+
 def test_every_chunk_may_count_along(live: Live) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = chat_body(max_tokens=6, ignore_eos=True, stream=True, stream_options=options)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from looseleaf.server.messages.form import arguments_of
 from tests.server.conftest import KEYS
 from tests.server.live import DOCUMENT, Live
 from tests.server.tooled import MODEL, WEATHER, named_events
@@ -241,3 +242,8 @@ def test_an_api_key_header_is_a_key(tenants: Live) -> None:
     for headers in ({"X-Api-Key": KEYS["red"]}, {"Authorization": f"Bearer {KEYS['red']}"}):
         assert tenants.post(PATH, message, headers=headers).status_code == 200
     assert tenants.post(PATH, message, headers={"X-Api-Key": "wrong-key-000"}).status_code == 401
+
+
+def test_arguments_that_are_no_json_are_empty() -> None:
+    assert arguments_of('{"x": 1e999}') == arguments_of("[1]") == arguments_of("no") == {}
+    assert arguments_of('{"city": "Os') == {"city": "Os"}

@@ -36,6 +36,14 @@ def test_the_oldest_texts_leave_when_the_bytes_are_used() -> None:
     assert document(seen, key("s", "a" * 1000)) is not kept[0]
 
 
+def test_titles_of_short_texts_count() -> None:
+    seen, title = SeenTexts(num_bytes=60_000), "T" * 1000
+    first = document(seen, key("s", "a", title=title))
+    for number in range(30):
+        document(seen, key("s", "a", title=f"{title}{number}"))
+    assert document(seen, key("s", "a", title=title)) is not first
+
+
 def test_a_text_that_is_refused_is_not_kept() -> None:
     seen = SeenTexts()
 

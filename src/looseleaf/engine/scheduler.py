@@ -325,7 +325,8 @@ class Scheduler:
                 self._release(sequence)
                 raise
             if awaits:
-                fresh += not known
+                # claims of other engines are known, too
+                fresh += not (known or elsewhere)
                 skipped.append(sequence)
                 continue
             if report is None:

@@ -204,7 +204,7 @@ class Answer:
                 "index": self._index(number, output.index),
                 "finish_reason": output.finish_reason,
                 **self.form.whole(output, request),
-                **self._ids(output.token_ids, request),
+                **self._ids(output.token_ids, request.prompt_token_ids),
             }
             for number, request in enumerate(outputs)
             for output in request.outputs
@@ -282,16 +282,18 @@ class Answer:
             progress.ended = True
             contents.append({**self.form.ending(), "finish_reason": finish})
         if contents:
-            contents[0] |= self._ids(output.token_ids[progress.ids :], request)
+            prompt = None if progress.begun else request.prompt_token_ids
+            contents[0] |= self._ids(output.token_ids[progress.ids :], prompt)
             progress.ids = len(output.token_ids)
         progress.begun = progress.begun or bool(contents)
         return [self._chunk(index, content) for content in contents]
 
-    def _ids(self, token_ids: Sequence[int], request: Output) -> Json:
-        """The token ids of a choice, if the request asks for them."""
+    def _ids(self, token_ids: Sequence[int], prompt: Sequence[int] | None) -> Json:
+        """The token ids of a choice, if the request asks for them; those of ``prompt`` once."""
         if not self.with_ids:
             return {}
-        return {"token_ids": [*token_ids], "prompt_token_ids": [*request.prompt_token_ids]}
+        ids = {"token_ids": [*token_ids]}
+        return ids if prompt is None else {**ids, "prompt_token_ids": [*prompt]}
 
     def _pieces(
         self,

@@ -1,6 +1,7 @@
 """Strict request bodies: UTF-8, unique names, finite numbers, bounded depth and size."""
 
 import json
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
@@ -21,14 +22,20 @@ def _refuse(reason: str) -> NoReturn:
 def parse_json(content: bytes) -> Any:
     """The value of a JSON text within the limits of `Scan`.
 
-    Raises ApiError (400) for invalid JSON, repeated names, half surrogates and very long integers.
+    Raises ApiError (400) for invalid JSON, repeated names, half surrogates, infinite numbers and
+    very long integers.
     """
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         _refuse(f"it is not UTF-8 (byte {error.start})")
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
+        value = json.loads(
+            text,
+            parse_float=_finite,
+            parse_constant=_no_constant,
+            object_pairs_hook=_object,
+        )
     except json.JSONDecodeError as error:
         _refuse(f"{error.msg} at line {error.lineno}, column {error.colno}")
     except ValueError:
@@ -36,6 +43,13 @@ def parse_json(content: bytes) -> Any:
         _refuse("it has a number that is too long")
     if "\\ud" in text or "\\uD" in text:
         _check_surrogates(value)
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        _refuse(f"{text[:80]} is too large for a number")
     return value
 
 

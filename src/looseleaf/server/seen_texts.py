@@ -13,6 +13,9 @@ from looseleaf.prompt.request import Document
 _TOKEN_BYTES = 9
 """Bytes of the tokens of one character: a quarter of a Python integer and its place in a tuple."""
 
+_ENTRY_BYTES = 2048
+"""Bytes of an entry without its texts."""
+
 Key = tuple[str, str | None, str, str | tuple[str, ...]]
 """Salt, title, context and text."""
 
@@ -49,4 +52,5 @@ class SeenTexts:
 
 def _size(key: Key) -> int:
     texts = (key[3],) if isinstance(key[3], str) else key[3]
-    return sum(2 * sys.getsizeof(text) + _TOKEN_BYTES * len(text) for text in texts)
+    content = sum(2 * sys.getsizeof(text) + _TOKEN_BYTES * len(text) for text in texts)
+    return _ENTRY_BYTES + sys.getsizeof(key[1]) + content

@@ -1,5 +1,6 @@
 """From blocks of an answer to Anthropic's messages and their events."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,9 +108,12 @@ class MessageForm:
 
 
 def arguments_of(text: str) -> Json:
-    """The arguments of a call, or those that were written before a limit of tokens."""
+    """The arguments of a call, or those that were written before a limit of tokens.
+
+    Empty for arguments that are no JSON, such as an infinite number."""
     try:
         value = from_json(text or "{}", allow_partial="trailing-strings")
+        json.dumps(value, allow_nan=False)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -147,6 +147,8 @@ class _Cursor:
             raise UnsupportedModel(
                 f"{self._path}: {shown(name)} is stored in format {number}, which is not known"
             ) from None
+        if not all(shape):
+            raise ValueError(f"{shown(name)} has a dim of 0")
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if shape and shape[-1] % block:
             raise ValueError(f"rows of {shown(name)} are not whole blocks of {kind.name}")
