@@ -45,3 +45,17 @@ def test_a_tag_passes_the_wire():
     parts = (DocumentPart((1, 2), 0, "name", tag="abc"),)
     (part,) = parts_from_wire(parts_to_wire(parts), DocumentCache(), "")
     assert part.tag == "abc"
+
+
+def test_short_documents_count_with_their_entries():
+    documents = DocumentCache(num_bytes=20_000)
+    contents = [
+        parts_from_wire(parts_to_wire((DocumentPart((n, n), 0, "d", tag="t"),)), documents, "")[0]
+        for n in range(30)
+    ]
+    again = [
+        parts_from_wire(parts_to_wire((DocumentPart((n, n), 0, "d", tag="t"),)), documents, "")[0]
+        for n in (29, 0)
+    ]
+    assert again[0].content is contents[29].content
+    assert again[1].content is not contents[0].content

@@ -19,11 +19,12 @@ from looseleaf.errors import (
     PromptTooLong,
 )
 from looseleaf.llm.client import EngineClient, Output
+from looseleaf.llm.remote import host as host_module
 from looseleaf.llm.remote.client import RemoteEngine
 from looseleaf.llm.remote.host import EngineHost
 from looseleaf.llm.remote.link import Link
 from looseleaf.llm.remote.registered_cache import RegisteredCache
-from looseleaf.llm.remote.wire import DocumentCache, Step, open_message, request_of
+from looseleaf.llm.remote.wire import DocumentCache, Reply, Step, open_message, request_of
 from looseleaf.llm.remote.wire_error import error_from_wire, error_to_wire
 from looseleaf.prompt.request import Request
 from tests.engine.harness import Folder, drawn, words
@@ -143,6 +144,69 @@ def test_a_lookup_beside_a_deletion_leaves_no_copy(checkpoint: Folder) -> None:
             (copy,), _info = await asyncio.gather(remote._find(["d"], "s"), remote.delete("d", "s"))
             assert copy.text == document.text
             assert remote._documents.get(("d", "s")) == (None, None)
+
+    with engine(checkpoint) as llm:
+        run(scenario)
+
+
+def test_registered_documents_arrive_in_short_replies(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, send, drained = list[Any](), Link.send, Link.drained
+
+    def noted_send(link: Link, message: Any) -> None:
+        if isinstance(message, Reply):
+            events.append(message.value and len(message.value))
+        send(link, message)
+
+    async def noted_drained(link: Link) -> None:
+        events.append("drained")
+        await drained(link)
+
+    async def scenario() -> None:
+        async with linked(llm) as (remote, _):
+            ids = ["a", "b", "c", "d", "e"]
+            documents = [Document(words(5, 60), name=name) for name in ids]
+            for name, document in zip(ids, documents, strict=True):
+                async for _info in remote.register(document, document_id=name):
+                    pass
+            await remote._find(["b"], "")
+            stored = llm.engine.documents.get("a", "")
+            size = len(documents[0].texts[0]) + 4 * len(stored.token_ids or ())
+            # two documents reach the limit
+            monkeypatch.setattr(host_module, "REPLY_BYTES", size + 1)
+            monkeypatch.setattr(Link, "send", noted_send)
+            monkeypatch.setattr(Link, "drained", noted_drained)
+            copies = await remote._find(ids, "")
+            assert [copy.name for copy in copies] == ids
+            assert {copy.text for copy in copies} == {documents[0].text}
+            # "b" is a copy that the process has already
+            assert events == [3, "drained", 2, "drained", None]
+            events.clear()
+            assert await remote._find(ids, "") == copies
+            assert events == [5, None]
+
+    with engine(checkpoint) as llm:
+        run(scenario)
+
+
+def test_a_deletion_between_replies_is_an_error_and_leaves_no_copy(
+    checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "REPLY_BYTES", 1)
+
+    async def scenario() -> None:
+        async def delete(_: Link) -> None:
+            await llm.delete("b", "")
+
+        async with linked(llm) as (remote, _):
+            for name in "ab":
+                async for _info in remote.register(Document(words(5, 60)), document_id=name):
+                    pass
+            monkeypatch.setattr(Link, "drained", delete)
+            with pytest.raises(DocumentNotFound):
+                await remote._find(["a", "b"], "")
+            assert [remote._documents.get((name, "")) for name in "ab"] == [(None, None)] * 2
 
     with engine(checkpoint) as llm:
         run(scenario)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from looseleaf.llm.remote import link
 from looseleaf.llm.remote.link import frame_of
 from looseleaf.server.processes.control import (
     Connect,
@@ -100,5 +101,75 @@ def test_sockets_that_were_not_sent_are_closed() -> None:
         for mine in kept:
             with mine:
                 assert mine.recv(1) == b""
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_reads_keeps_its_link_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_BACKLOG", 1 << 20)
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        sender = Control(ours, ToProcess, lambda _: None, lambda: None)
+        # answers in one pass of the event loop, as those of a parent
+        for number in range(4):
+            sender.send(Stored(number, LONG.contents))
+        received = asyncio.Queue[Any]()
+        receiver = Control(theirs, ToProcess, received.put_nowait, lambda: None)
+        async with asyncio.timeout(60):
+            assert [(await received.get()).number for _ in range(4)] == [0, 1, 2, 3]
+        assert sender.is_open
+        sender.close()
+        receiver.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_stops_reading_loses_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_BACKLOG", 1 << 23)
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        ended = asyncio.Event()
+        sender = Control(ours, ToProcess, lambda _: None, ended.set)
+        with theirs:
+            sender.send(LONG)
+            monkeypatch.setattr(link, "STALL_SECONDS", -1.0)
+            # below the limit
+            sender.send(LONG)
+            # above it, but the peer has read since this process last tried
+            assert theirs.recv(1 << 22)
+            sender.send(LONG)
+            # a scheduled close runs before this task continues
+            await asyncio.sleep(0)
+            assert sender.is_open and not ended.is_set()
+            fill(ours)
+            sender.send(LONG)
+            async with asyncio.timeout(60):
+                await ended.wait()
+        assert not sender.is_open
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["read", "closed"])
+def test_a_link_is_drained_when_its_peer_has_read_or_ended(end: str) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        sender = Control(ours, ToProcess, lambda _: None, lambda: None)
+        async with asyncio.timeout(60):
+            await sender.drained()
+            sender.send(LONG)
+            waiting = asyncio.create_task(sender.drained())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            if end == "read":
+                receiver = Control(theirs, ToProcess, lambda _: None, lambda: None)
+                await waiting
+                assert sender.is_open
+                receiver.close()
+            theirs.close()
+            await waiting
+        sender.close()
 
     asyncio.run(scenario())

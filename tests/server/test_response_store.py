@@ -1,11 +1,23 @@
 """The table of stored responses: bounded, by tenant, and in chains."""
 
+import asyncio
 import random
+import socket
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from looseleaf.server.processes.control import Store
-from looseleaf.server.processes.responses import answer_store
+from looseleaf.server.processes.control import (
+    Control,
+    FromProcess,
+    Restored,
+    Store,
+    Stored,
+    ToProcess,
+)
+from looseleaf.server.processes.responses import MAX_CALLS, RemoteStore, answer_store
+from looseleaf.server.protocol.responses import ResponsesRequest
 from looseleaf.server.response_store import RECORD_BYTES, ResponseTable
 
 RECORD = b"x" * RECORD_BYTES
@@ -102,3 +114,71 @@ def test_a_process_calls_the_table_of_its_parent() -> None:
     assert answer_store(records, Store(5, "delete", "red", "a")).is_done
     assert answer_store(records, Store(6, "chain", "red", "b")).contents is None
     assert answer_store(records, Store(7, "get", "red", "a")).contents is None
+
+
+def test_a_process_has_few_calls_in_flight_also_after_cancelled_calls() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        calls, full, marked = asyncio.Queue[Store](), asyncio.Event(), asyncio.Event()
+
+        def take(message: Any) -> None:
+            if isinstance(message, Restored):
+                marked.set()
+                return
+            calls.put_nowait(message)
+            if calls.qsize() == MAX_CALLS:
+                full.set()
+
+        parent = Control(ours, FromProcess, take, lambda: None)
+        child = Control(theirs, ToProcess, lambda answer: store.take(answer), lambda: None)
+        store = RemoteStore(child)
+        names = [str(number) for number in range(3 * MAX_CALLS)]
+        tasks = [asyncio.create_task(store.get("red", name)) for name in names]
+        await full.wait()
+        for task in tasks[:MAX_CALLS]:
+            task.cancel()
+        await asyncio.wait(tasks[:MAX_CALLS])
+        # the parent has read all earlier messages when it gets this one
+        child.send(Restored())
+        await marked.wait()
+        for _ in names:
+            assert calls.qsize() <= MAX_CALLS
+            call = await calls.get()
+            parent.send(Stored(call.number, [call.name.encode()]))
+        contents = await asyncio.gather(*tasks[MAX_CALLS:])
+        assert contents == [name.encode() for name in names[MAX_CALLS:]]
+        parent.close()
+        child.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {str(number): "" for number in range(17)},
+        {"k" * 65: ""},
+        {"a": "v" * 513},
+        {"a": ["v" * 513]},
+    ],
+    ids=["pairs", "key", "value", "list"],
+)
+def test_metadata_of_a_response_is_short(metadata: dict[str, Any]) -> None:
+    longest = {f"{number:064}": "v" * 512 for number in range(16)}
+    for accepted in ({}, {"user_id": None}, longest):
+        body = ResponsesRequest(model="m", input="x", metadata=accepted)
+        assert body.metadata == accepted
+    with pytest.raises(ValidationError, match="metadata"):
+        ResponsesRequest(model="m", input="x", metadata=metadata)
+
+
+@pytest.mark.parametrize("field", ["prompt_cache_key", "safety_identifier", "user"])
+def test_labels_that_a_response_repeats_are_short(field: str) -> None:
+    fields: dict[str, Any] = {"model": "m", "input": "x"}
+    assert ResponsesRequest(**fields, **{field: "v" * 1024})
+    with pytest.raises(ValidationError, match=field):
+        ResponsesRequest(**fields, **{field: "v" * 1025})

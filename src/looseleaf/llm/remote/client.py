@@ -301,29 +301,35 @@ class RemoteEngine:
     async def _find(self, document_ids: Sequence[str], salt: str) -> list[Document]:
         keys = [(document_id, salt) for document_id in document_ids]
         known = [self._documents.get(key) for key in keys]
+        replies = self._replies(
+            "registered",
+            document_ids=[*document_ids],
+            salt=salt,
+            known=[edition for edition, _ in known],
+        )
+        documents, remaining = list[Document](), zip(keys, known, strict=True)
         try:
-            answers: Any = await self._ask(
-                "registered",
-                Any,
-                document_ids=[*document_ids],
-                salt=salt,
-                known=[edition for edition, _ in known],
-            )
+            async with contextlib.aclosing(replies):
+                async for answers in replies:
+                    # each reply continues the list, and the last one is None
+                    for answer, (key, (_, document)) in zip(answers or (), remaining, strict=False):
+                        documents.append(self._registered(key, document, answer))
         except DocumentNotFound:
             # another process may have deleted one of them
             for key in keys:
                 self._documents.drop(key)
             raise
-        documents = []
-        for key, answer, (_, document) in zip(keys, answers, known, strict=True):
-            if answer is not None or document is None:
-                edition, text, name, context, tokens = answer
-                ids = None if tokens is None else ids_from_bytes(tokens)
-                text = text if isinstance(text, str) else tuple(text)
-                document = Document(text, name, context, ids)
-                self._documents.put(key, edition, document)
-            documents.append(document)
         return documents
+
+    def _registered(self, key: tuple[str, str], copy: Document | None, answer: Any) -> Document:
+        """The document of an answer; ``copy`` if its edition is the engine's."""
+        if answer is None and copy is not None:
+            return copy
+        edition, text, name, context, tokens = answer
+        ids = None if tokens is None else ids_from_bytes(tokens)
+        document = Document(text if isinstance(text, str) else tuple(text), name, context, ids)
+        self._documents.put(key, edition, document)
+        return document
 
     async def _ask_document(self, method: str, document_id: str, salt: str) -> DocumentInfo:
         info: DocumentInfo = await self._ask(

@@ -38,6 +38,9 @@ from looseleaf.prompt.request import Document, SystemPrompt
 PULSE_SECONDS = 0.5
 """Interval of the messages that report the age of the engine's step."""
 
+REPLY_BYTES = 1 << 22
+"""Size at which a reply with registered documents ends and another one begins."""
+
 
 class EngineHost:
     """Serves one engine to the processes at the other ends of its links.
@@ -277,9 +280,12 @@ class _HostLink:
 
     async def _on_registered(
         self, document_ids: list[str], salt: str, known: list[Any]
-    ) -> list[Any]:
-        """Documents and their editions; None for an edition that the caller has already."""
-        documents, answers = self._llm.engine.documents, list[Any]()
+    ) -> AsyncIterator[list[Any]]:
+        """Documents and their editions; None for an edition that the caller has already.
+
+        A list ends at `REPLY_BYTES`. The next one waits for the peer, so that steps and pulses
+        pass between them."""
+        documents, answers, num_bytes = self._llm.engine.documents, list[Any](), 0
         for document_id, last in zip(document_ids, known, strict=True):
             edition = [*documents.edition(document_id, salt)]
             if edition == last:
@@ -288,7 +294,13 @@ class _HostLink:
             document = documents.get(document_id, salt)
             tokens = None if document.token_ids is None else ids_to_bytes(document.token_ids)
             answers.append([edition, document.text, document.name, document.context, tokens])
-        return answers
+            num_bytes += sum(map(len, document.texts)) + len(tokens or b"")
+            if num_bytes >= REPLY_BYTES:
+                yield answers
+                answers, num_bytes = [], 0
+                await self.link.drained()
+        if answers:
+            yield answers
 
     def _on_holdings(self) -> Awaitable[Any]:
         return self._llm.holdings()

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,12 @@ _CHUNK = 1 << 18
 _ENCODER = msgspec.msgpack.Encoder()
 
 MAX_BACKLOG = 1 << 28
-"""Unread bytes at which a link gives its peer up: a stopped process must not fill the memory."""
+"""Queued bytes above which a link closes if its peer reads nothing for `STALL_SECONDS`.
+
+A stopped process must not fill the memory."""
+
+STALL_SECONDS = 10.0
+"""Longest pause of a busy peer between two reads."""
 
 
 def frame_of(message: msgspec.Struct) -> bytearray:
@@ -49,7 +55,7 @@ class Link:
     """One end of a connected Unix socket.
 
     ``on_message`` gets every message, and ``on_end`` is called once after the peer's end or
-    `close`."""
+    `close`. A peer that reads slowly keeps its link; see `MAX_BACKLOG`."""
 
     def __init__(
         self,
@@ -64,6 +70,10 @@ class Link:
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._lock = threading.Lock()
         self._unsent = bytearray()
+        # the time at which the socket last accepted queued bytes
+        self._accepted = 0.0
+        self._drained = asyncio.Event()
+        self._drained.set()
         self._received = bytearray()
         self.is_open = True
         self._loop.add_reader(link, self._read)
@@ -86,12 +96,17 @@ class Link:
             if sent < len(frame):
                 self._queue(memoryview(frame)[sent:])
 
+    async def drained(self) -> None:
+        """Return when no bytes are queued, or after the end."""
+        await self._drained.wait()
+
     def close(self) -> None:
         """End the channel; called in the event loop."""
         with self._lock:
             if not self.is_open:
                 return
             self.is_open = False
+            self._drained.set()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
@@ -102,9 +117,15 @@ class Link:
         is_first = not self._unsent
         self._unsent += content
         if is_first:
+            self._accepted = time.monotonic()
+            # a flag without waiters to wake, so any thread may clear it
+            self._drained.clear()
             self._call_loop(self._wait_until_writable)
         elif len(self._unsent) > MAX_BACKLOG:
-            self._call_loop(self.close)
+            is_stalled = time.monotonic() - self._accepted > STALL_SECONDS
+            # the attempt excludes a peer that reads while this event loop is busy
+            if is_stalled and not self._flush():
+                self._call_loop(self.close)
 
     def _call_loop(self, function: Callable[[], None]) -> None:
         # the loop may be closed
@@ -117,16 +138,22 @@ class Link:
 
     def _write(self) -> None:
         with self._lock:
-            try:
-                sent = self._transmit()
-            except BlockingIOError:
-                return
-            except OSError:
-                self._call_loop(self.close)
-                return
-            del self._unsent[:sent]
-            if not self._unsent:
+            if self._flush() and not self._unsent:
                 self._loop.remove_writer(self._socket)
+                self._drained.set()
+
+    def _flush(self) -> bool:
+        """Send queued bytes with the lock held; returns whether the socket accepted any."""
+        try:
+            sent = self._transmit()
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._call_loop(self.close)
+            return False
+        del self._unsent[:sent]
+        self._accepted = time.monotonic()
+        return True
 
     def _transmit(self) -> int:
         """Send queued bytes; returns their number. Raises OSError."""

@@ -135,12 +135,15 @@ def ids_from_bytes(content: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(content, dtype="<i4").tolist())
 
 
+_ENTRY_BYTES, _ID_BYTES = 1024, 44
+
+
 class DocumentCache:
     """The tokens and keys of the latest documents, by salt and bytes.
 
     A document of many requests is then read and hashed once. The most ``num_bytes`` are kept."""
 
-    def __init__(self, num_bytes: int = 1 << 26) -> None:
+    def __init__(self, num_bytes: int = 1 << 28) -> None:
         self._room = num_bytes
         self._entries: OrderedDict[tuple[str, bytes], tuple[tuple[int, ...], DocumentContent]]
         self._entries = OrderedDict()
@@ -152,13 +155,18 @@ class DocumentCache:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = ids_from_bytes(part.ids), DocumentContent()
-            self._room -= len(part.ids)
+            self._room -= _memory(part.ids)
             while self._room < 0 and len(self._entries) > 1:
                 (_, ids), _ = self._entries.popitem(last=False)
-                self._room += len(ids)
+                self._room += _memory(ids)
         self._entries.move_to_end(key)
         tokens, content = entry
         return DocumentPart(tokens, part.context_length, part.name, content, part.tag)
+
+
+def _memory(ids: bytes) -> int:
+    """Bytes of an entry: of an id four, a Python integer and a reference."""
+    return _ENTRY_BYTES + _ID_BYTES * (len(ids) // 4)
 
 
 def parts_to_wire(parts: PromptParts) -> list[WirePart]:

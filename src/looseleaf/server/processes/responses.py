@@ -7,14 +7,20 @@ from itertools import count
 from looseleaf.server.processes.control import Control, Store, Stored, StoreMethod
 from looseleaf.server.response_store import ResponseTable
 
+MAX_CALLS = 4
+"""Calls of one process in flight. An answer can be as long as all stored responses."""
+
 
 @dataclass(eq=False)
 class RemoteStore:
-    """The store of an API process, which calls its parent over the control socket."""
+    """The store of an API process, which calls its parent over the control socket.
+
+    At most `MAX_CALLS` are in flight, which bounds the answers that the parent queues."""
 
     control: Control
     _numbers: "count[int]" = field(default_factory=count)
     _calls: dict[int, "asyncio.Future[Stored]"] = field(default_factory=dict)
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
 
     async def put(self, tenant: str, name: str, content: bytes, previous: str | None) -> bool:
         return (await self._call("put", tenant, name, content, previous)).is_done
@@ -31,6 +37,8 @@ class RemoteStore:
 
     def take(self, answer: Stored) -> None:
         """Complete the call that the parent has answered."""
+        # after an answer, not after a call: the parent answers cancelled calls too
+        self._room.release()
         call = self._calls.pop(answer.number, None)
         if call is not None and not call.done():
             call.set_result(answer)
@@ -43,6 +51,7 @@ class RemoteStore:
         content: bytes = b"",
         previous: str | None = None,
     ) -> Stored:
+        await self._room.acquire()
         number = next(self._numbers)
         call = self._calls[number] = asyncio.get_running_loop().create_future()
         self.control.send(Store(number, method, tenant, name, content, previous))

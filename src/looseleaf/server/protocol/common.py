@@ -97,16 +97,38 @@ LogitBias = Annotated[
 ]
 
 
+MAX_PAIRS = 16
+
+
+def _limit_pairs(pairs: Any) -> Any:
+    # checked first, because every wrong element would add an error
+    if isinstance(pairs, dict) and len(pairs) > MAX_PAIRS:
+        raise ValueError(f"metadata has {len(pairs)} pairs: give at most {MAX_PAIRS}")
+    return pairs
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)] | None],
+    Field(max_length=MAX_PAIRS),
+    BeforeValidator(_limit_pairs),
+]
+"""OpenAI's limits, since a stored response repeats it. Anthropic's clients also send null."""
+
+
 class NeutralFields(Lenient):
     """Fields of other servers' clients that have no effect here, or one accepted value."""
 
     user: str | None = Field(None, max_length=1024, description="A label for the log.")
     store: bool | None = Field(None, description="No effect: answers are not stored.")
-    metadata: dict[str, Any] | None = Field(None, description="No effect.")
+    metadata: Metadata | None = Field(
+        None, description="No effect. A stored response repeats its strings."
+    )
     service_tier: str | None = Field(None, max_length=64, description="No effect.")
-    prompt_cache_key: str | None = Field(None, description="No effect: see `cache_salt`.")
+    prompt_cache_key: str | None = Field(
+        None, max_length=1024, description="No effect: see `cache_salt`."
+    )
     prompt_cache_retention: str | None = Field(None, description="No effect.")
-    safety_identifier: str | None = Field(None, description="No effect.")
+    safety_identifier: str | None = Field(None, max_length=1024, description="No effect.")
     request_id: str | None = Field(None, description="No effect: see the header X-Request-Id.")
     priority: Literal[0] | None = None
     use_beam_search: Literal[False] | None = None
