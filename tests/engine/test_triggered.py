@@ -124,3 +124,23 @@ def test_a_source_that_is_no_block_is_refused(compiler: GrammarCompiler) -> None
     for source in ("{", "[]", '{"calls": []}', '{"calls": [[{"wobble": 1}]]}'):
         with pytest.raises(InvalidRequest, match="can't be read"):
             compiler.compile(Grammar("calls", source), "")
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+def test_blanks_and_empty_tokens_before_a_trigger_are_not_kept(
+    compiler: GrammarCompiler, anchored: bool
+) -> None:
+    call_block = CallBlock(block().calls, trigger="<call>", anchored=anchored)
+    output = state(compiler, call_block)
+    empty = len(output._grammar.words)
+    (newline,) = ids(compiler, "\n")
+    for _ in range(100):
+        push(output, [newline, empty])
+        assert len(output._recent) < len("<call>")
+    first, *rest = ids(compiler, "<call>", whole=False)
+    push(output, [first, *[empty] * 100])
+    assert len(output._recent) <= len("<call>")
+    push(output, rest)
+    assert output.allowed() is not None
+    push(output, ids(compiler, 'f {"city":"Oslo"}</call>'))
+    assert output.allowed() is None

@@ -1,10 +1,13 @@
 """OpenAI's responses over HTTP: items, events, stored conversations and errors."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from looseleaf.errors import InvalidRequest, LimitExceeded
 from tests.server.conftest import KEYS
 from tests.server.live import DOCUMENT, Live, bearer, live_server
 from tests.server.tooled import MODEL, WEATHER, named_events
@@ -281,3 +284,51 @@ def test_a_server_without_memory_for_responses_says_so() -> None:
         response = live.post(PATH, body(model="looseleaf-reference", max_output_tokens=1)).json()
         assert response["store"] is False
         assert live.client.get(f"{PATH}/{response['id']}").status_code == 404
+
+
+def test_thoughts_are_counted_outside_of_the_event_loop(
+    tooled: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tooled.service.llm.tokenizer
+    threads: dict[str, int] = {}
+    encode = tokenizer.encode
+
+    def spy(text: str, special: bool = False) -> list[int]:
+        threads[text] = threading.get_ident()
+        return encode(text, special)
+
+    async def own() -> int:
+        return threading.get_ident()
+
+    monkeypatch.setattr(tokenizer, "encode", spy)
+    response = ask(tooled, **THINKING)
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    loop = asyncio.run_coroutine_threadsafe(own(), tooled.loop).result(30)
+    assert threads[text_of(response)] != loop
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "error", [LimitExceeded("tokenizer", "too slow"), InvalidRequest("half a pair")]
+)
+def test_a_tokenizer_that_fails_after_the_answer_loses_no_response(
+    tooled: Live, monkeypatch: pytest.MonkeyPatch, error: InvalidRequest, stream: bool
+) -> None:
+    expected = text_of(ask(tooled, **THINKING, store=False))
+    tokenizer = tooled.service.llm.tokenizer
+    encode = tokenizer.encode
+
+    def fail(text: str, special: bool = False) -> list[int]:
+        if text == expected:
+            raise error
+        return encode(text, special)
+
+    monkeypatch.setattr(tokenizer, "encode", fail)
+    if stream:
+        response = named_events(tooled, PATH, body(stream=True, **THINKING))[-1]["response"]
+    else:
+        response = ask(tooled, **THINKING)
+    assert text_of(response) == expected
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
+    assert response["usage"]["output_tokens"] > 0
+    assert tooled.client.get(f"{PATH}/{response['id']}").json() == response

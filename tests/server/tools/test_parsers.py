@@ -1,13 +1,16 @@
 """Tool parsers: documented forms are calls, all other text is content, and no text is lost."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from looseleaf.server.tools.base import ToolParser
+from looseleaf.server.tools.base import Body, ToolParser
+from looseleaf.server.tools.bodies import JsonBody, NamedJsonBody, TaggedBody
 from looseleaf.server.tools.events import CallArguments, CallBegin, Content, Event, Markup, join
+from looseleaf.server.tools.glm import GlmParser
 from looseleaf.server.tools.registry import PARSERS, choose_parser
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -217,3 +220,87 @@ def test_a_template_names_its_parser(template: str, name: str) -> None:
     parser = choose_parser(template)
     assert parser is not None and parser.name == name
     assert choose_parser("{{ messages }}") is None
+
+
+GLM_VALUE = "<tool_call>f<arg_key>a</arg_key><arg_value>"
+GEMMA_CALL = "<start_function_call>call:f{a:"
+REPEATED = [
+    ("glm", "", "<tool_call>", ""),
+    ("glm", "", "<tool_call>", "</tool_call>"),
+    ("glm", "", GLM_VALUE, ""),
+    ("glm", "", GLM_VALUE, "x</tool_call>"),
+    ("gemma", "", "<start_function_call>", ""),
+    ("gemma", "", GEMMA_CALL, ""),
+    ("gemma", "", GEMMA_CALL, "<end_function_call>"),
+    ("hermes", '<tool_call>{"', "<tool_call>", ""),
+    ("mistral", '[TOOL_CALLS]f{"', "[TOOL_CALLS]", ""),
+]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The characters that each call of `Body.feed` has read."""
+    sizes: list[int] = []
+
+    def counted(kind: type[Body]) -> None:
+        feed = kind.feed
+
+        def count(self: Body, text: str) -> None:
+            sizes.append(len(text))
+            feed(self, text)
+
+        monkeypatch.setattr(kind, "feed", count)
+
+    for kind in (JsonBody, NamedJsonBody, TaggedBody):
+        counted(kind)
+    return sizes
+
+
+@pytest.mark.parametrize(("name", "before", "marker", "after"), REPEATED)
+def test_many_markers_are_read_in_linear_time(
+    read: list[int], name: str, before: str, marker: str, after: str
+) -> None:
+    totals = []
+    for number in (500, 2000):
+        read.clear()
+        text = before + marker * number + after
+        assert PARSERS[name].parse(text).content == text
+        totals.append(sum(read))
+    # four times the text, and not sixteen times the work
+    assert totals[1] < 6 * totals[0]
+
+
+def test_a_tag_without_a_close_hides_no_form_of_another_kind() -> None:
+    unclosed = GEMMA_CALL * 40
+    parsed = PARSERS["gemma"].parse(f"{unclosed}```tool_code\nf(a=1)\n```")
+    assert parsed.content == unclosed
+    assert [call.name for call in parsed.calls] == ["f"]
+
+
+@pytest.mark.parametrize("number", [15, 16, 17, 40])
+def test_the_limit_of_failed_blocks_does_not_depend_on_the_cutting(number: int) -> None:
+    call = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+    text = GLM_VALUE * number + f"</arg_value>x{call} {call}"
+    whole = events_of(GlmParser(), [text])
+    for size in (1, 7, 1000):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert events_of(GlmParser(), pieces) == whole
+    parsed = GlmParser.parse(text)
+    # the last call is outside of all failed blocks
+    assert len(parsed.calls) == (2 if number < 16 else 1)
+    assert parsed.content.startswith(GLM_VALUE * number)
+
+
+def test_blanks_in_a_call_are_read_in_linear_time() -> None:
+    start = time.process_time()
+    for name, begin in (("glm", "<tool_call>"), ("mistral", "[TOOL_CALLS]")):
+        text = f"{begin}{' ' * 20_000}!"
+        assert PARSERS[name].parse(text).content == text
+    # milliseconds, and many seconds if the blanks are read again from each of them
+    assert time.process_time() - start < 3
+
+
+def test_a_list_where_an_object_is_due_is_no_call_for_every_cutting() -> None:
+    text = '<tool_call>[{"name": "f", "arguments": {"a": 1}}]'
+    whole = events_of(PARSERS["hermes"](eager=True), [text])
+    assert whole == [Content(text)] == events_of(PARSERS["hermes"](eager=True), [*text])

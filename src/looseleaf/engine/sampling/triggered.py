@@ -68,7 +68,11 @@ class TriggeredState:
         if grammar.token is not None:
             if token_id == grammar.token and (self._at_boundary or not grammar.anchored):
                 self._block = grammar.block.start()
-            self._at_boundary = self._at_boundary and not self._word(token_id).strip(_BLANKS)
+            self._at_boundary = self._keeps_boundary(self._word(token_id))
+            return
+        word = self._word(token_id)
+        if not word or (grammar.anchored and not self._recent and self._keeps_boundary(word)):
+            # a trigger has no byte of this token
             return
         self._recent.append(token_id)
         first = self._first_of_trigger()
@@ -79,6 +83,10 @@ class TriggeredState:
             self._recent, self._at_boundary = [], False
         else:
             self._forget()
+
+    def _keeps_boundary(self, word: bytes) -> bool:
+        """Whether an anchored trigger counts after ``word``, by its blanks."""
+        return self._at_boundary and not word.strip(_BLANKS)
 
     def _first_of_trigger(self) -> int | None:
         """The index in the recent tokens of the token in which a complete trigger begins."""

@@ -1,10 +1,12 @@
 """From blocks of an answer to OpenAI's responses and their events."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from looseleaf.errors import LooseleafError
 from looseleaf.llm.client import Output
 from looseleaf.server import report
 from looseleaf.server.blocks import Block, BlockBegin, BlockEvent, Blocks, BlockText, Json
@@ -12,6 +14,9 @@ from looseleaf.server.errors import ApiError
 from looseleaf.server.generation import Generation
 from looseleaf.server.protocol.responses import ResponsesRequest
 from looseleaf.server.responses.ids import item_id
+
+_COUNT_SECONDS = 5.0
+"""Longest time in which the tokens of a finished answer's thoughts are counted."""
 
 Keep = Callable[[Json], Awaitable[bool]]
 """Keeps a complete response for later requests; whether it was kept."""
@@ -69,7 +74,7 @@ class ResponseForm:
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": output,
-            "usage": self._usage(request, listed),
+            "usage": self._usage(request, await self._num_thoughts(listed)),
             "looseleaf": self.generation.reuse_report(),
         }
         if self.keep is not None:
@@ -156,11 +161,27 @@ class ResponseForm:
         listed = report.chat_logprobs(entries, self.body.top_logprobs or 0, tokenizer)["content"]
         return list(listed)
 
-    def _usage(self, request: Output, blocks: Sequence[Block]) -> Json:
-        usage = report.usage([request])
-        tokenizer = self.generation.service.llm.tokenizer
+    async def _num_thoughts(self, blocks: Sequence[Block]) -> int:
+        """The tokens of the thoughts, counted in a thread; 0 if the tokenizer does not count them.
+
+        A complete answer is more important than this number."""
+        generation = self.generation
+        encode = generation.service.llm.tokenizer.encode
         thoughts = [block.text for block in blocks if block.kind == "thought"]
-        num_thoughts = sum(len(tokenizer.encode(text)) for text in thoughts)
+        if not thoughts:
+            return 0
+
+        def count() -> int:
+            return sum(len(encode(text)) for text in thoughts)
+
+        try:
+            due = asyncio.get_running_loop().time() + _COUNT_SECONDS
+            return await generation.service.prepare(generation.caller, due, count)
+        except LooseleafError:
+            return 0
+
+    def _usage(self, request: Output, num_thoughts: int) -> Json:
+        usage = report.usage([request])
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"],

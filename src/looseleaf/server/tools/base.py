@@ -64,6 +64,12 @@ class Opening:
     kept: bool = False
 
 
+_PIECE = 1024
+"""Characters of a text that a parser reads at a time. An open block doubles them."""
+_MAX_READINGS = 16
+"""Most blocks of one marker that may fail around a text. Deeper markers are content."""
+
+
 @dataclass
 class _Block:
     """An opened block of calls; ``marker`` and ``taken`` are its raw text."""
@@ -92,10 +98,14 @@ class ToolParser(ABC):
         self.schemas = schemas or {}
         self._eager = eager
         self._openings = tuple(self.openings())
+        self._fed = 0
+        # of the last piece, the characters from ``_at`` on are unread
+        self._piece, self._at = "", 0
         self._pending = ""
         self._held = ""
         self._at_boundary = True
         self._block: _Block | None = None
+        self._failed: dict[str, list[int]] = {}
         self._calls = 0
 
     @classmethod
@@ -124,7 +134,8 @@ class ToolParser(ABC):
 
     def feed(self, text: str) -> list[Event]:
         """The events of the next piece."""
-        self._pending += text
+        self._fed += len(text)
+        self._piece, self._at = text, 0
         return [*self._advance(is_last=False)]
 
     def finish(self) -> list[Event]:
@@ -137,12 +148,40 @@ class ToolParser(ABC):
         return events
 
     def _advance(self, *, is_last: bool) -> Iterator[Event]:
-        while self._pending or (is_last and self._block is not None):
+        is_growing = True
+        while is_growing or self._at < len(self._piece):
+            self._read_on()
+            ends = is_last and self._at == len(self._piece)
             if self._block is None:
-                if not (yield from self._read_content(is_last)):
-                    return
-            elif not (yield from self._read_block(is_last)):
-                return
+                is_growing = bool(self._pending) and (yield from self._read_content(ends))
+            elif self._pending or ends:
+                is_growing = yield from self._read_block(ends)
+            else:
+                is_growing = False
+
+    def _read_on(self) -> None:
+        """Move unread characters to the pending text: a bounded number, or as many as a block has.
+
+        So a marker costs the text near it, and not the rest of the answer."""
+        if len(self._pending) < _PIECE:
+            size = _PIECE if self._block is None else max(_PIECE, len(self._block.taken))
+            piece = self._piece[self._at : self._at + size]
+            self._pending += piece
+            self._at += len(piece)
+
+    def _read_again(self, length: int, text: str) -> None:
+        """Make the last ``length`` characters of ``text`` unread; it has all text up to here."""
+        self._pending = ""
+        if length <= self._at:
+            self._at -= length
+        else:
+            self._piece = text[len(text) - length :] + self._piece[self._at :]
+            self._at = 0
+
+    @property
+    def _position(self) -> int:
+        """The place of the pending text in the answer."""
+        return self._fed - (len(self._piece) - self._at) - len(self._pending)
 
     def _read_content(self, is_last: bool) -> Generator[Event, None, bool]:
         """Send content up to the next marker; False if the text must grow first."""
@@ -154,14 +193,22 @@ class ToolParser(ABC):
                 return False
         at, opening = self._next_opening()
         if opening is not None and at == 0:
-            self._open(opening)
-            return True
+            if not self._fails(opening):
+                self._open(opening)
+                return True
+            at = len(opening.marker)
         safe = at if is_last or opening is not None else self._safe_length()
         if safe == 0:
             return False
         yield Content(self._held + self._pending[:safe])
         self._held, self._pending, self._at_boundary = "", self._pending[safe:], False
         return True
+
+    def _fails(self, opening: Opening) -> bool:
+        """Whether the most blocks of ``opening`` have failed around the pending text."""
+        ends = [end for end in self._failed.get(opening.marker, ()) if end > self._position]
+        self._failed[opening.marker] = ends
+        return len(ends) >= _MAX_READINGS
 
     def _next_opening(self) -> tuple[int, Opening | None]:
         """The place and the form of the first marker, else the length of the pending text."""
@@ -215,8 +262,8 @@ class ToolParser(ABC):
         end = block.body.end
         yield Markup(self._held + block.marker + block.taken[:end])
         self._calls += len(block.sent)
-        self._held, self._pending, self._at_boundary = "", block.taken[end:], True
-        self._block = None
+        self._read_again(len(block.taken) - end, block.taken)
+        self._held, self._at_boundary, self._block = "", True, None
         return True
 
     def _complete_calls(self, block: _Block) -> Sequence[Call]:
@@ -239,8 +286,9 @@ class ToolParser(ABC):
 
     def _give_back(self, block: _Block) -> Iterator[Event]:
         """The marker of a block without calls is content; the text after it is read again."""
-        length = max(1, len(block.marker))
-        raw = block.marker + block.taken
-        yield Content(self._held + raw[:length])
-        self._held, self._pending, self._at_boundary = "", raw[length:], False
-        self._block = None
+        end = self._position - len(block.taken) + block.body.end
+        self._failed.setdefault(block.opening.marker, []).append(end)
+        first = "" if block.marker else block.taken[:1]
+        yield Content(self._held + block.marker + first)
+        self._read_again(len(block.taken) - len(first), block.taken)
+        self._held, self._at_boundary, self._block = "", False, None

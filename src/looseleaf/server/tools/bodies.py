@@ -14,6 +14,9 @@ _BLANK = " \t\r\n"
 NAME = r"[A-Za-z_][\w.-]{0,255}"
 """A tool's name, as a regular expression."""
 
+ANY = r"(?s:.*)"
+"""Any text, as a regular expression."""
+
 _WRITTEN_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
@@ -29,6 +32,16 @@ def close_end(text: str, end: int, close: str, *, is_last: bool) -> int | None:
     return end if is_last or not close.startswith(rest) else None
 
 
+def beginning_of(literal: str, rest: str = ANY) -> str:
+    """A regular expression of ``literal`` with ``rest`` after it, and of every part of it.
+
+    A part is a beginning, or nothing."""
+    pattern = rest
+    for character in reversed(literal):
+        pattern = f"(?:{re.escape(character)}{pattern})?"
+    return pattern
+
+
 class JsonBody(Body):
     """An object ``{"name": ..., "arguments": {...}}`` or a list of them, then ``close`` if given.
 
@@ -41,11 +54,12 @@ class JsonBody(Body):
 
     def feed(self, text: str) -> None:
         self.text += text
-        self._reader.feed(text)
         first = self.text.lstrip(_BLANK)[:1]
         if first and first not in self._starts:
             self.status, self.end = "broken", 0
-        elif self._reader.status == "broken":
+            return
+        self._reader.feed(text)
+        if self._reader.status == "broken":
             self.status, self.end = "broken", self._reader.end
         elif self._reader.status == "complete":
             self._read_close(is_last=False)
@@ -172,10 +186,11 @@ class NamedJsonBody(Body):
 class TaggedBody(Body):
     """Text up to the first ``close``, which ``read`` turns into calls.
 
-    ``beginning`` matches the text as long as it may still be a call; so other text is not held."""
+    ``beginning`` matches the text as long as it may still be a call, with the ``close`` and any
+    text after it; so other text is not held."""
 
     def __init__(
-        self, close: str, read: Callable[[str], Sequence[Call]], beginning: str = r"(?s:.*)"
+        self, close: str, read: Callable[[str], Sequence[Call]], beginning: str = ANY
     ) -> None:
         self._close, self._read = close, read
         self._beginning = re.compile(beginning)
@@ -183,15 +198,16 @@ class TaggedBody(Body):
 
     def feed(self, text: str) -> None:
         self.text += text
+        if not self._beginning.fullmatch(self.text):
+            self.status = "broken"
+            return
         at = self.text.find(self._close, self._searched)
         if at >= 0:
             self.status, self.end = "complete", at + len(self._close)
-        elif not self._beginning.fullmatch(self.text):
-            self.status = "broken"
         self._searched = max(0, len(self.text) - len(self._close) + 1)
 
     def finish(self) -> None:
-        self.status = "broken"
+        self.status, self.end = "broken", len(self.text)
 
     def calls(self) -> Sequence[Call]:
         return self._read(self.text[: self.end - len(self._close)])

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from looseleaf.server.tools.base import Opening, ToolParser
-from looseleaf.server.tools.bodies import NAME, TaggedBody, as_call
+from looseleaf.server.tools.bodies import NAME, TaggedBody, as_call, beginning_of
 from looseleaf.server.tools.events import Call
 from looseleaf.server.tools.pythonic import read_calls
 
 _HEAD = re.compile(rf"\s*call:(?P<name>{NAME})(?=\{{)")
+_BEGINNING = r"\s*+" + beginning_of("call:", f"(?:{NAME}{beginning_of('{')})?")
 _KEY = re.compile(r"\s*(?P<key>[^\s:,{}\[\]]+)\s*:\s*")
 _SCALAR = re.compile(r"[^,{}\[\]]+")
 _NUMBER = re.compile(r"-?\d{1,300}(\.\d{1,300})?([eE][-+]?\d{1,3})?", re.ASCII)
@@ -28,7 +29,7 @@ class GemmaParser(ToolParser):
 
     def openings(self) -> Sequence[Opening]:
         def tagged(close: str, quote: str) -> TaggedBody:
-            return TaggedBody(close, lambda text: _read(text, quote))
+            return TaggedBody(close, lambda text: _read(text, quote), _BEGINNING)
 
         return [
             Opening("<start_function_call>", lambda _: tagged("<end_function_call>", "<escape>")),

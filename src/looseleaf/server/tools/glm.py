@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from looseleaf.server.tools.base import Opening, ToolParser
-from looseleaf.server.tools.bodies import NAME, TaggedBody, as_call
+from looseleaf.server.tools.bodies import NAME, TaggedBody, as_call, beginning_of
 from looseleaf.server.tools.events import Call
 
 _PAIR = re.compile(
     r"\s*<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
 )
 _HEAD = re.compile(rf"\s*(?P<name>{NAME})\s*")
-_BEGINNING = rf"\s*(?:{NAME})?\s*(?:<(?s:.*))?"
+_AFTER_NAME = f"{beginning_of('<arg_key>')}|{beginning_of('</tool_call>')}"
+_BEGINNING = rf"\s*+(?:{NAME}\s*+(?:{_AFTER_NAME}))?"
 
 
 class GlmParser(ToolParser):
@@ -36,13 +37,12 @@ class GlmParser(ToolParser):
             return ()
         name, at = head["name"], head.end()
         arguments: dict[str, Any] = {}
-        while text[at:].strip():
-            pair = _PAIR.match(text, at)
-            if pair is None:
-                return ()
+        while (pair := _PAIR.match(text, at)) is not None:
             key = pair["key"].strip()
             arguments[key] = self._value(name, key, pair["value"])
             at = pair.end()
+        if text[at:].strip():
+            return ()
         try:
             return [as_call(name, arguments)]
         except ValueError:

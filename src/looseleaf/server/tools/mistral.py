@@ -11,7 +11,7 @@ from looseleaf.server.tools.forms import Signature, json_calls
 
 _ID = r"(?:\[CALL_ID\]\w{1,64})?"
 _HEAD = rf"\s*(?P<name>{NAME}){_ID}(?:\[ARGS\])?\s*(?=\{{)"
-_BEGINNING = rf"\s*(?:{NAME})?(?:\[[A-Z_]{{0,7}}\]?\w{{0,64}}){{0,2}}\[?[A-Z]{{0,4}}\]?\s*"
+_BEGINNING = rf"\s*+(?:{NAME})?(?:\[[A-Z_]{{0,7}}\]?\w{{0,64}}){{0,2}}\[?[A-Z]{{0,4}}\]?\s*+"
 
 
 class MistralParser(ToolParser):
