@@ -83,12 +83,12 @@ def test_the_words_that_end_a_conversation_are_no_questions(
 def test_an_interrupt_ends_an_answer_and_not_the_conversation(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, asked = LLM.stream, list[LLM]()
+    stream, engines = LLM.stream, list[LLM]()
 
     def interrupted(self: LLM, *arguments: Any, **options: Any) -> Iterator[RequestOutput]:
-        asked.append(self)
+        engines.append(self)
         for output in stream(self, *arguments, **options):
-            if len(asked) == 1 and len(output.token_ids) == 2:
+            if len(engines) == 1 and len(output.token_ids) == 2:
                 signal.raise_signal(signal.SIGINT)
             yield output
 
@@ -101,8 +101,8 @@ def test_an_interrupt_ends_an_answer_and_not_the_conversation(
     assert "no answer yet" in result.out
     assert result.out.count("from the prefix cache") == 1
     assert signal.getsignal(signal.SIGINT) is before
-    assert len(asked) == 2
-    assert_idle(asked[0])
+    assert len(engines) == 2
+    assert_idle(engines[0])
 
 
 def test_an_answer_without_documents_says_so(run: Run, model: Path, handbook: Path) -> None:

@@ -9,7 +9,6 @@ from looseleaf.config import ServerConfig
 from looseleaf.config.route import RouteConfig
 from looseleaf.proxy import app as app_module
 from looseleaf.proxy.run import ProxyServer
-from looseleaf.server import gate
 from looseleaf.server.stalled import Connection
 from tests.proxy.fakes import FakeFleet, answers, client, proxy, refuses, streams
 
@@ -43,9 +42,7 @@ def send_all(app, requests):
     return asyncio.run(run())
 
 
-def test_the_limits_are_those_of_the_servers():
-    assert app_module.BODY_SECONDS == gate.BODY_SECONDS
-    assert app_module.STALL_SECONDS == gate.STALL_SECONDS
+def test_the_limit_of_connections_is_that_of_the_servers():
     assert RouteConfig().max_connections == ServerConfig().max_connections
 
 

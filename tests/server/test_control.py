@@ -55,7 +55,7 @@ def test_sockets_and_messages_arrive_in_order(begin: str) -> None:
         expected.append(Restored())
 
         received: list[Any] = []
-        done = asyncio.get_running_loop().create_future()
+        arrival = asyncio.get_running_loop().create_future()
 
         def take(message: Any) -> None:
             received.append(message)
@@ -64,15 +64,15 @@ def test_sockets_and_messages_arrive_in_order(begin: str) -> None:
                 with receiver.sockets.popleft() as end:
                     end.send(b"%d" % message.facts["number"])
             elif isinstance(message, Restored):
-                done.set_result(None)
+                arrival.set_result(None)
 
         def end() -> None:
-            if not done.done():
-                done.set_exception(EOFError())
+            if not arrival.done():
+                arrival.set_exception(EOFError())
 
         receiver = Control(theirs, ToProcess, take, end)
         async with asyncio.timeout(60):
-            await done
+            await arrival
         assert received == expected
         for number, mine in enumerate(kept):
             with mine:

@@ -48,13 +48,8 @@ class RouteConfig:
         require_positive(
             self,
             *("load_slack", "load_half_life", "requests_per_minute", "concurrent_requests"),
-            *(
-                "max_connections",
-                "max_body_mib",
-                "connect_seconds",
-                "silence_seconds",
-                "drain_seconds",
-            ),
+            *("max_connections", "max_body_mib"),
+            *("connect_seconds", "silence_seconds", "drain_seconds"),
         )
         require(self.load_factor >= 1, "load_factor must be at least 1", "load_factor")
         require(0 <= self.port < 65536, "port must be from 0 to 65535", "port")

@@ -17,6 +17,7 @@ from looseleaf.proxy.documents import answer_documents
 from looseleaf.proxy.fleet import Call, ReplicaLost
 from looseleaf.proxy.forwarder import Answer, Forwarder
 from looseleaf.router import affinity_of
+from looseleaf.server.client_pace import BODY_SECONDS, STALL_SECONDS, send_within
 from looseleaf.server.errors import ApiError, ClientGone
 from looseleaf.server.keys import host_name, is_loopback
 from looseleaf.server.limits import KeyLimits
@@ -26,12 +27,6 @@ CUT = (
     "request again"
 )
 """The message at the end of a stream whose replica was lost."""
-
-BODY_SECONDS = 60.0
-"""Time limit for a complete body, that of the servers."""
-
-STALL_SECONDS = 60.0
-"""Time limit for a client to read one piece of a response, that of the servers."""
 
 _MAX_KEYS = 65_536
 _OWN = ("/health", "/ready", "/metrics")
@@ -86,11 +81,7 @@ class _Client:
 
     async def deliver(self, message: Message) -> None:
         """Send a part of the response. Raises ClientGone if the client does not read it."""
-        try:
-            async with asyncio.timeout(STALL_SECONDS):
-                await self.send(message)
-        except TimeoutError as error:
-            raise ClientGone from error
+        await send_within(STALL_SECONDS, self.send, message)
 
     async def gone(self) -> None:
         """Return when the client disconnects."""

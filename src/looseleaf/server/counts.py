@@ -51,6 +51,12 @@ class Counts:
         """Change a bucket."""
         self._buckets[name] = tokens, moment
 
+    def drop(self, name: str) -> None:
+        """Drop the count and the bucket of a name, unless its count is above 0."""
+        if not self._numbers.get(name):
+            self._numbers.pop(name, None)
+            self._buckets.pop(name, None)
+
 
 def make_table(num_processes: int) -> int:
     """The descriptor of an empty table for a number of processes."""
@@ -67,7 +73,7 @@ class SharedCounts(Counts):
     """The counts of process ``slot`` of ``num_processes``, in a table of `make_table`.
 
     It begins with empty counts, also if it replaces a process that has ended. Only one thread may
-    use it."""
+    use it. Rows of names stay until the table ends, so `drop` has no effect."""
 
     def __init__(self, descriptor: int, slot: int, num_processes: int) -> None:
         super().__init__()

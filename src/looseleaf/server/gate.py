@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from looseleaf.server.client_pace import BODY_SECONDS, STALL_SECONDS, send_within
 from looseleaf.server.errors import ApiError, ClientGone, fault, is_messages_path
 from looseleaf.server.keys import OPEN_CALLER, Caller, host_name, is_loopback
 from looseleaf.server.service import Service
@@ -29,12 +30,6 @@ _IDS, _MESSAGES_IDS = (b"x-request-id",), (b"x-request-id", b"request-id")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHOWN_ID = re.compile(r"[!-~]{1,256}")
-BODY_SECONDS = 60.0
-"""Time limit for a complete body."""
-
-STALL_SECONDS = 60.0
-"""Time limit for a client to read one piece of a response."""
-
 LINGER_SECONDS, LINGER_BYTES = 10.0, 2**26
 """Limits for reading the rest of a refused body."""
 
@@ -105,34 +100,15 @@ class _Exchange:
             if self.is_last():
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
-        # usually the write is complete without a wait, and a timer per write is expensive
-        sending = self.send(message).__await__()
         try:
-            waits_for = next(sending)
-        except StopIteration:
-            return
-        try:
-            async with asyncio.timeout(STALL_SECONDS):
-                await _Begun(sending, waits_for)
-        except TimeoutError as error:
+            await send_within(STALL_SECONDS, self.send, message)
+        except ClientGone:
             self.disconnected = True
-            raise ClientGone from error
+            raise
 
     def _note_disconnect(self, message: Message) -> Message:
         self.disconnected = self.disconnected or message["type"] == "http.disconnect"
         return message
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """The rest of a coroutine whose first step has returned ``waits_for``."""
-
-    coroutine: Generator[Any, None, None]
-    waits_for: Any
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield self.waits_for
-        yield from self.coroutine
 
 
 def too_large(max_body: int) -> ApiError:

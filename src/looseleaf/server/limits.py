@@ -8,16 +8,6 @@ from looseleaf.server.counts import QUEUE, Counts
 from looseleaf.server.errors import ApiError, busy
 
 
-class _OwnCounts(Counts):
-    """Counts of one process, of which names can be dropped."""
-
-    def drop(self, name: str) -> None:
-        """Drop the count and the bucket of a name, unless its count is above 0."""
-        if not self._numbers.get(name):
-            self._numbers.pop(name, None)
-            self._buckets.pop(name, None)
-
-
 class KeyLimits:
     """A token bucket and a count of running requests for each key; None means unlimited."""
 
@@ -29,12 +19,11 @@ class KeyLimits:
         counts: Counts | None = None,
     ) -> None:
         self._per_minute, self._concurrent, self._clock = per_minute, concurrent, clock
-        self._own = _OwnCounts()
-        self._counts = self._own if counts is None else counts
+        self._counts = Counts() if counts is None else counts
 
     def forget(self, key: str) -> None:
-        """Drop the counts of a key without running requests. Counts of the caller's own stay."""
-        self._own.drop(f"key {key}")
+        """Drop the counts of a key without running requests."""
+        self._counts.drop(f"key {key}")
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:

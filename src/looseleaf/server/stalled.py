@@ -1,7 +1,7 @@
 """Closes connections whose client makes no progress.
 
-uvicorn has no timeout for request heads, nor for unread data of a closing connection. `gate` has
-the timeouts of bodies and responses."""
+uvicorn has no timeout for request heads, nor for unread data of a closing connection. The
+timeouts of bodies and responses are in `client_pace`."""
 
 import asyncio
 from typing import Any

@@ -81,36 +81,32 @@ ResponseFormat = Annotated[
 
 
 MAX_BIASES = 1024
+MAX_PAIRS = 16
 
 
-def _limit_biases(biases: Any) -> Any:
-    # checked first, because every wrong element would add an error
-    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
-        raise ValueError(f"logit_bias has {len(biases)} tokens: give at most {MAX_BIASES}")
-    return biases
+def _at_most(number: int, name: str, entries: str) -> BeforeValidator:
+    """The most entries of the field ``name``."""
+
+    def check(value: Any) -> Any:
+        # checked first, because every wrong element would add an error
+        if isinstance(value, dict) and len(value) > number:
+            raise ValueError(f"{name} has {len(value)} {entries}: give at most {number}")
+        return value
+
+    return BeforeValidator(check)
 
 
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float],
     Field(max_length=MAX_BIASES),
-    BeforeValidator(_limit_biases),
+    _at_most(MAX_BIASES, "logit_bias", "tokens"),
 ]
-
-
-MAX_PAIRS = 16
-
-
-def _limit_pairs(pairs: Any) -> Any:
-    # checked first, because every wrong element would add an error
-    if isinstance(pairs, dict) and len(pairs) > MAX_PAIRS:
-        raise ValueError(f"metadata has {len(pairs)} pairs: give at most {MAX_PAIRS}")
-    return pairs
 
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)] | None],
     Field(max_length=MAX_PAIRS),
-    BeforeValidator(_limit_pairs),
+    _at_most(MAX_PAIRS, "metadata", "pairs"),
 ]
 """OpenAI's limits, since a stored response repeats it. Anthropic's clients also send null."""
 
