@@ -105,6 +105,8 @@ def test_no_request_makes_a_fault_or_loses_a_page(
             asks = known == 1 or (known == 3 and path in LIMITS)
             for name in {"messages", "input"} & case.body.keys() if asks else ():
                 case.body[name] = [{"role": "user", "content": "Where is the archive?"}]
+            if asks and "prompt" in case.body:
+                case.body["prompt"] = "Where is the archive?"
             if path in LIMITS:
                 case.body[LIMITS[path]] = 4
         response = case.call(base_url=fuzzed.url, timeout=20)
